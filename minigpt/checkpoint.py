@@ -1,0 +1,198 @@
+"""Our checkpoint: one safetensors file with weights, optimizer and random states, and everything else as JSON in its header.
+
+Nothing in such a file can execute, its header alone answers every question about it, and a file appears whole or not at all. Knows nothing of
+other people's files.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as pack_tensors
+from torch import Tensor
+
+import minigpt
+from minigpt.config import TransformerConfig, parse_config
+from minigpt.errors import CheckpointError, ConfigError
+from minigpt.header import our_metadata, read_header
+from minigpt.model import MiniGPT
+from minigpt.optim import AnyOptimizer
+from minigpt.system import write_atomically
+from minigpt.tokenizer import TOKENIZERS, TextTokenizer
+
+log = logging.getLogger(__name__)
+
+FORMAT = "minigpt/1"
+NAMES = ("last", "previous", "best")
+LOCAL_FIELDS = {"checkpoint_dir", "checkpoint_path", "vocab_path", "data_path"}  # places on the writer's disk: nobody else's business
+
+
+@dataclasses.dataclass
+class Checkpoint:
+    """A checkpoint opened for use. `model` is in evaluation mode; `metadata` is the header's JSON; `state` has optimizer and random states."""
+
+    model: MiniGPT
+    tokenizer: TextTokenizer | None
+    config: TransformerConfig
+    step: int
+    val_loss: float | None
+    metadata: dict[str, Any]
+    state: dict[str, Tensor]
+
+
+def save_checkpoint(
+    model: MiniGPT,
+    optimizer: AnyOptimizer | None,
+    config: TransformerConfig,
+    step: int,
+    val_loss: float | None,
+    *,
+    path: str | Path | None = None,
+    keep_as: Path | None = None,
+    tokenizer: TextTokenizer | None = None,
+    generators: Mapping[str, torch.Generator] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a checkpoint atomically to `path`, by default `config.checkpoint_path`; return where it is.
+
+    Args:
+        model: its weights are copied to the CPU.
+        optimizer: None leaves optimizer and random states out, for a file that is only read and sampled from.
+        config: settings; places on this machine's disk are left out of the file.
+        step: updates made so far.
+        val_loss: nats per token; None or not finite is written as null.
+        path: the file to replace.
+        keep_as: name under which the file that was there stays.
+        tokenizer: kept inside the file.
+        generators: random generators to keep, by name; torch's global one always is.
+        facts: further plain JSON values, such as `best_val_loss` or `series`.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; an older file at `path` is unharmed.
+    """
+    target = Path(path if path is not None else config.checkpoint_path)
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    metadata: dict[str, Any] = dict(facts or {})
+    if optimizer is not None:
+        state = optimizer.state_dict()
+        metadata["optimizer_groups"] = state["param_groups"]
+        tensors |= {f"optim.{number}.{key}": torch.as_tensor(value) for number, entry in state["state"].items() for key, value in entry.items()}
+        tensors["rng.torch"] = torch.get_rng_state()
+        tensors |= {f"rng.{name}": generator.get_state() for name, generator in (generators or {}).items()}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    metadata |= {
+        "format": FORMAT,
+        "config": config.model_dump(exclude=LOCAL_FIELDS),
+        "tokenizer": tokenizer.to_json() if tokenizer is not None else None,
+        "step": step,
+        "val_loss": _finite(val_loss),
+        "parameters": model.count_parameters(),
+        "tied": {"head.weight": "embedding.weight"},
+        "versions": {"minigpt": minigpt.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
+        "sha256": digest(tensors),
+    }
+    header = {"format": "pt", "minigpt": json.dumps(metadata, allow_nan=False, ensure_ascii=False)}
+    write_atomically(target, pack_tensors(tensors, metadata=header), keep_as=keep_as)
+    return target
+
+
+def _finite(value: float | None) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the sha256 of all names, types, shapes and values; safetensors itself has no checksum."""
+    result = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        result.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        result.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return result.hexdigest()
+
+
+def read_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Checkpoint:
+    """Open one of our checkpoints for use: verified by its digest, its tensors compared with what its settings promise.
+
+    Raises:
+        CheckpointError: not ours, damaged, or at odds with itself; the message says which.
+        OSError: the file cannot be read.
+    """
+    path = Path(path)
+    header = read_header(path)
+    metadata = our_metadata(header)
+    if metadata is None or metadata.get("format") != FORMAT:
+        raise CheckpointError("this file was not written by MiniGPT, so its weights cannot be put into a model here")
+    config = _stored_config(metadata)
+    with torch.device("meta"):
+        expected = {f"model.{name}": tuple(value.shape) for name, value in MiniGPT(config).state_dict().items()}
+    found = {name: entry.shape for name, entry in header.tensors.items() if name.startswith("model.")}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise CheckpointError(
+                f"tensor {name[:80]} has shape {found.get(name, 'none')}; the settings in the file ask for {expected.get(name, 'none')}"
+            )
+    try:
+        tensors = load_tensors(path.read_bytes())
+    except SafetensorError as error:
+        raise CheckpointError("this file is damaged: its tensors cannot be read") from error
+    if digest(tensors) != metadata.get("sha256"):
+        raise CheckpointError("this file is damaged: its values do not match the checksum written with them")
+    model = MiniGPT(config)
+    model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")})
+    stored = metadata.get("tokenizer")
+    tokenizer = TOKENIZERS[config.tokenizer]().from_json(stored) if isinstance(stored, str) else None
+    if tokenizer is not None and tokenizer.vocab_size != config.vocab_size:
+        raise CheckpointError(f"the tokenizer in this file has {tokenizer.vocab_size} tokens; the model knows {config.vocab_size}")
+    step, val_loss = metadata.get("step"), metadata.get("val_loss")
+    return Checkpoint(
+        model=model.to(device).eval(),
+        tokenizer=tokenizer,
+        config=config,
+        step=step if isinstance(step, int) else 0,
+        val_loss=float(val_loss) if isinstance(val_loss, int | float) else None,
+        metadata=metadata,
+        state={name: value for name, value in tensors.items() if not name.startswith("model.")},
+    )
+
+
+def _stored_config(metadata: Mapping[str, Any]) -> TransformerConfig:
+    stored = metadata.get("config")
+    if not isinstance(stored, dict):
+        raise CheckpointError("this file holds no settings")
+    try:
+        return parse_config({name: value for name, value in stored.items() if name not in LOCAL_FIELDS})
+    except ConfigError as error:
+        raise CheckpointError(f"the settings in this file do not work: {str(error).splitlines()[0]}"[:300]) from error
+
+
+def load_checkpoint(config: TransformerConfig, device: str | torch.device) -> tuple[MiniGPT, TransformerConfig]:
+    """Open `config.checkpoint_path`, or the newest readable checkpoint beside it; return the model and the settings it was saved with.
+
+    What was skipped, and why, goes to the log.
+
+    Raises:
+        CheckpointError: none of the files can be used.
+    """
+    chosen = Path(config.checkpoint_path)
+    candidates = [chosen, *(chosen.with_name(f"{name}.safetensors") for name in NAMES)]
+    reason = "there is none"
+    for path in dict.fromkeys(candidates):
+        if not path.is_file():
+            continue
+        try:
+            checkpoint = read_checkpoint(path, device)
+        except CheckpointError as error:
+            reason = str(error)
+            log.warning("%s was skipped: %s", path.name, error)
+            continue
+        return checkpoint.model, checkpoint.config
+    raise CheckpointError(f"no checkpoint could be opened in the run's folder: {reason}")

@@ -1,0 +1,58 @@
+"""Where to compute: the device and the number of CPU threads, chosen by timing a few real steps."""
+
+import os
+import time
+from collections.abc import Callable
+
+import torch
+
+from minigpt.config import TransformerConfig, parameter_count
+from minigpt.errors import ConfigError
+from minigpt.model import MiniGPT
+
+WORTH_IT = 1.3  # a second thread must speed a step up by this much, for it is taken from the page and from everybody else
+TOO_SMALL_FOR_TWO = 2e8  # parameters times tokens of a step, below which a second thread has never helped
+
+
+def choose_device(config: TransformerConfig) -> torch.device:
+    """Return the device asked for, or with `auto` the one on which three steps of this very model take least time.
+
+    Raises:
+        ConfigError: the device asked for is not there.
+    """
+    present = [name for name, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())) if there]
+    if config.device != "auto":
+        if config.device != "cpu" and config.device not in present:
+            raise ConfigError(f"device is {config.device}; this machine has {', '.join(['cpu', *present])}: try cpu")
+        return torch.device(config.device)
+    return torch.device(min(["cpu", *present], key=lambda name: _trial(config, name, 3)) if present else "cpu")
+
+
+def choose_threads(config: TransformerConfig, device: torch.device) -> int:
+    """Set and return the number of CPU threads for this thread of execution: as asked for, else one, or two where a trial says so."""
+    threads = config.threads or 1
+    tokens = config.batch_size * config.max_seq_len
+    if not config.threads and device.type == "cpu" and (os.cpu_count() or 1) > 1 and tokens * parameter_count(config) > TOO_SMALL_FOR_TWO:
+        seconds = {}
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            seconds[count] = _trial(config, "cpu", 2)
+        threads = 2 if seconds[1] >= WORTH_IT * seconds[2] else 1
+    torch.set_num_threads(threads)
+    return threads
+
+
+def _trial(config: TransformerConfig, device: str, steps: int) -> float:
+    """Return the seconds of the fastest of a few forward and backward passes, after one to warm up; random states stay as they were."""
+    with torch.random.fork_rng(devices=[]):
+        model = MiniGPT(config).to(device)
+        x = torch.randint(config.vocab_size, (config.batch_size, config.max_seq_len), device=device)
+        return min([_timed(model, x) for _ in range(steps + 1)][1:])
+
+
+def _timed(model: MiniGPT, x: torch.Tensor) -> float:
+    synchronise: Callable[[], object] = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}.get(x.device.type, lambda: None)
+    start = time.perf_counter()
+    model.loss(x, x).backward()
+    synchronise()
+    return time.perf_counter() - start

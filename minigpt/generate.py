@@ -1,0 +1,89 @@
+"""Write text with a model, one token at a time. Draws from an own generator, so that it never disturbs a run's randomness."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from minigpt.config import BOS, EOS, PAD, UNK
+from minigpt.model import MiniGPT
+from minigpt.tokenizer import TextTokenizer
+
+NEVER_WRITTEN = (PAD, UNK, BOS, EOS)
+
+
+@torch.inference_mode()
+def generate(
+    model: MiniGPT,
+    ids: list[int],
+    max_tokens: int,
+    *,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    generator: torch.Generator | None = None,
+) -> Iterator[int]:
+    """Yield up to `max_tokens` new ids after `ids`, which must not be empty.
+
+    Args:
+        model: left in the mode it was in.
+        ids: the prompt; the model sees the last `max_seq_len` of prompt and text.
+        max_tokens: how many to write.
+        temperature: 0 takes the likeliest token each time; higher is bolder.
+        top_k: draw from this many likeliest tokens; 0 means from all.
+        generator: a CPU generator; one seeded with 0 if none is given.
+    """
+    generator = generator if generator is not None else torch.Generator().manual_seed(0)
+    device = model.embedding.weight.device
+    context = list(ids)
+    for _ in range(max_tokens):
+        was_training = model.training
+        model.eval()
+        try:
+            x = torch.tensor([context[-model.config.max_seq_len :]], device=device)  # (1, T)
+            logits = model.hidden(x)[0, -1] @ model.embedding.weight.T  # (V,)
+        finally:
+            model.train(was_training)
+        index = _draw(logits.float().cpu(), temperature, top_k, generator)
+        context.append(index)
+        yield index
+
+
+def _draw(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
+    """Draw an id from logits (V,); special tokens are never written."""
+    logits = logits.clone()
+    logits[list(NEVER_WRITTEN)] = -torch.inf
+    if temperature <= 0:
+        return int(logits.argmax())
+    if 0 < top_k < len(logits):
+        logits[logits < logits.topk(top_k).values[-1]] = -torch.inf
+    return int(torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1, generator=generator))
+
+
+def write(
+    model: MiniGPT,
+    tokenizer: TextTokenizer,
+    prompt: str,
+    max_tokens: int,
+    *,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Yield the text so far, prompt included, after each new token. An empty prompt starts from a line break."""
+    ids = tokenizer.encode(prompt) or [first_id(tokenizer)]
+    generator = torch.Generator().manual_seed(seed)
+    for index in generate(model, ids, max_tokens, temperature=temperature, top_k=top_k, generator=generator):
+        ids.append(index)
+        yield tokenizer.decode(ids)
+
+
+def first_id(tokenizer: TextTokenizer) -> int:
+    """Return the id to start from when there is no prompt: the line break, else the first ordinary token."""
+    found = tokenizer.id_of("\n")
+    return found if found is not None else min(len(NEVER_WRITTEN), tokenizer.vocab_size - 1)
+
+
+def usual_prompt(tokenizer: TextTokenizer) -> str:
+    """Return "ROMEO:" if the vocabulary can spell it, else a line break: the prompt of a run's samples."""
+    ids = tokenizer.encode("ROMEO:")
+    return "ROMEO:" if ids and UNK not in ids else "\n"

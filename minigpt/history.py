@@ -1,0 +1,199 @@
+"""What a run has said so far: thinned series for charts, full columns for tables, samples, and the log file on disk.
+
+Fed with events in order; knows nothing of the trainer or the page. All methods of `History` may be called from any thread.
+"""
+
+import json
+import math
+import threading
+from array import array
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from minigpt.events import AnyEvent
+
+MAX_POINTS = 2000
+SMOOTHING = 0.9
+COLUMNS = ("step", "loss", "lr", "grad_norm", "tokens_per_s", "val_loss", "elapsed")
+SERIES = {"train": "loss", "lr": "lr", "grad_norm": "grad_norm", "tokens_per_s": "tokens_per_s"}  # series by the key of a log event
+
+
+class Series:
+    """An append-only curve of at most `cap` points, of which every bucket's lowest and highest are kept.
+
+    When it is full, buckets double and `epoch` goes up: a reader who counts points then takes everything once more. A value that is not
+    finite is kept as None.
+    """
+
+    def __init__(self, cap: int = MAX_POINTS) -> None:
+        self.cap = cap
+        self.epoch = 0
+        self.x: list[int] = []
+        self.y: list[float | None] = []
+        self._bucket = 1  # raw points that become one or two drawn ones
+        self._pending: list[tuple[int, float | None]] = []
+
+    def add(self, x: int, y: float | None) -> None:
+        """Append one point."""
+        self._pending.append((x, y if y is not None and math.isfinite(y) else None))
+        if len(self._pending) < self._bucket:
+            return
+        self._extend(_extremes(self._pending))
+        self._pending = []
+        if len(self.x) >= self.cap:
+            points = list(zip(self.x, self.y, strict=True))
+            self.x, self.y = [], []
+            for start in range(0, len(points), 4):
+                self._extend(_extremes(points[start : start + 4]))
+            self._bucket = 4 if self._bucket == 1 else 2 * self._bucket
+            self.epoch += 1
+
+    def _extend(self, points: Iterable[tuple[int, float | None]]) -> None:
+        for x, y in points:
+            self.x.append(x)
+            self.y.append(y)
+
+    def since(self, epoch: int, count: int) -> dict[str, Any]:
+        """Return what a reader lacks who has `count` points of `epoch`: epoch `e`, first index `i`, lists `x` and `y`."""
+        first = count if epoch == self.epoch and 0 <= count <= len(self.x) else 0
+        return {"e": self.epoch, "i": first, "x": self.x[first:], "y": [_short(y) for y in self.y[first:]]}
+
+
+def _extremes(points: list[tuple[int, float | None]]) -> list[tuple[int, float | None]]:
+    """Return the lowest and the highest of a few points in their order, or the single point."""
+    finite = [(y, index) for index, (_, y) in enumerate(points) if y is not None]
+    if len(points) == 1 or not finite:
+        return points[:1]
+    return [points[index] for index in sorted({min(finite)[1], max(finite)[1]})]
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
+
+
+class History:
+    """Everything a page, a table or a checkpoint shows of a run."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.series = {name: Series() for name in ("train", "smoothed", "val", "lr", "grad_norm", "tokens_per_s")}
+        self.samples: list[dict[str, Any]] = []
+        self.data: dict[str, Any] = {}
+        self.last: dict[str, dict[str, Any]] = {}  # the latest event of each kind
+        self.bad_lines = 0
+        self._columns = {name: array("d") for name in COLUMNS}
+        self._average = self._weight = 0.0
+
+    def append(self, event: AnyEvent) -> None:
+        """Take in one event; kinds that are not known are ignored."""
+        with self._lock:
+            kind = str(event.get("type"))
+            self.last[kind] = dict(event)
+            if kind == "log":
+                self._log(event)
+            elif kind == "eval" or self._is_news(event):
+                self._validated(event)
+            elif kind == "sample":
+                self.samples.append(dict(event))
+            elif kind == "data":
+                self.data = dict(event)
+
+    def _is_news(self, event: AnyEvent) -> bool:
+        """Tell whether this is the end of a run at a step that has no validation point yet."""
+        return event.get("type") == "complete" and event.get("val_loss") is not None and event["step"] not in self.series["val"].x[-1:]
+
+    def _log(self, event: AnyEvent) -> None:
+        for name, key in SERIES.items():
+            if (value := event.get(key)) is not None or name == "train":
+                self.series[name].add(event["step"], value)
+        loss = event["loss"]
+        if loss is not None and math.isfinite(loss):  # a mean that forgets, without the pull of its start (as Adam's bias correction)
+            self._average = SMOOTHING * self._average + (1 - SMOOTHING) * loss
+            self._weight = SMOOTHING * self._weight + (1 - SMOOTHING)
+            self.series["smoothed"].add(event["step"], self._average / self._weight)
+        self._row(event)
+
+    def _validated(self, event: AnyEvent) -> None:
+        self.series["val"].add(event["step"], event["val_loss"])
+        self._row(event)
+
+    def _row(self, event: AnyEvent) -> None:
+        for name, column in self._columns.items():
+            value = event.get(name)
+            column.append(math.nan if value is None else value)
+
+    def since(self, have: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+        """Return what a reader lacks of each series, given its (epoch, count) by name."""
+        with self._lock:
+            return {name: series.since(*have.get(name, (-1, 0))) for name, series in self.series.items()}
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return all rows of the log, one a log or validation event; what an event did not say is NaN."""
+        with self._lock:
+            frame = pd.DataFrame({name: list(column) for name, column in self._columns.items()})
+        return frame.astype({"step": "int64"})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: the drawn points, the samples, the facts of the data. Plain JSON values."""
+        with self._lock:
+            return {
+                "series": {name: {"x": list(series.x), "y": [_short(y) for y in series.y]} for name, series in self.series.items()},
+                "samples": [dict(sample) for sample in self.samples],
+                "data": dict(self.data),
+            }
+
+
+def curves(stored: object) -> dict[str, tuple[list[int], list[float | None]]]:
+    """Read the curves of a checkpoint's `series`, of which nothing is trusted: wrong shapes and types are dropped."""
+    found: dict[str, tuple[list[int], list[float | None]]] = {}
+    if not isinstance(stored, dict):
+        return found
+    for name in ("train", "smoothed", "val", "lr", "grad_norm", "tokens_per_s"):
+        curve = stored.get(name)
+        x, y = (curve.get("x"), curve.get("y")) if isinstance(curve, dict) else (None, None)
+        if isinstance(x, list) and isinstance(y, list) and len(x) == len(y) <= 2 * MAX_POINTS and all(_is_number(v) for v in x):
+            found[name] = ([int(v) for v in x], [float(v) if _is_number(v) else None for v in y])
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def to_line(event: AnyEvent) -> str:
+    """Write an event as one line of JSON; numbers that are not finite become null, which JSON can say."""
+    safe = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in event.items()}
+    return json.dumps(safe, ensure_ascii=False, allow_nan=False)
+
+
+def read_history(path: Path) -> History:
+    """Read a `metrics.jsonl` back. Lines that are damaged are counted in `bad_lines` and skipped.
+
+    After a resume at step N, what the file has of steps beyond N is dropped: it was made again.
+    """
+    events: list[dict[str, Any]] = []
+    bad = 0
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        try:
+            event = json.loads(line)
+            kind, step = event["type"], event.get("step", 0)
+            if not isinstance(step, int) or (kind == "log" and not _is_number(event.get("loss", 0.0) or 0.0)):
+                raise ValueError(kind)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            bad += 1
+            continue
+        if kind == "resume":
+            events = [kept for kept in events if kept.get("step", 0) <= step and kept["type"] != "complete"]
+        else:
+            events.append(event)
+    history = History()
+    history.bad_lines = bad
+    for event in events:
+        try:
+            history.append(event)
+        except (KeyError, TypeError, ValueError):
+            history.bad_lines += 1
+    return history

@@ -1,0 +1,168 @@
+"""The model: token ids in, logits for the next token out. Knows nothing of text, files or training.
+
+Dimensions: B batch, T time (tokens), C width (`d_model`), H heads, D width of a head, F inner width (`d_ff`), V vocabulary.
+
+Two families of blocks:
+
+- `gpt2`: learned positions, LayerNorm, biases, GELU. Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
+- `modern`: RMSNorm without weights, rotary positions, QK-norm, ReLU², no biases. Source: the NanoChat model of `transformers`, whose
+  conventions it follows to the letter: a norm right after the embedding, eps 1e-6, rotary before QK-norm, halves rotated.
+
+Both tie the output head to the embedding.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from minigpt.config import TransformerConfig
+from minigpt.loss import linear_cross_entropy
+
+RMS_EPS = 1e-6
+ROPE_THETA = 10_000.0
+INIT_STD = 0.02
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    """Scale x (..., C) to a root mean square of 1. Source: Zhang and Sennrich, 2019, without the learned weight."""
+    return F.rms_norm(x, (x.size(-1),), eps=RMS_EPS)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the halves of x (B, H, T, D) by position; cos and sin are (T, D/2). Source: Su et al., "RoFormer", 2021."""
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)  # (B, H, T, D)
+
+
+def rotary_tables(length: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of the rotation angles, each (T, D/2) float32."""
+    frequencies = ROPE_THETA ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)  # (D/2,)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)  # (T, D/2)
+    return angles.cos(), angles.sin()
+
+
+class Attention(nn.Module):
+    """Causal self-attention; queries, keys and values come from one matrix."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.n_heads = config.n_heads
+        self.dropout = config.dropout
+        self.modern = config.arch == "modern"
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=not self.modern)
+        self.out = nn.Linear(config.d_model, config.d_model, bias=not self.modern)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Mix x (B, T, C) over time, each token seeing itself and what came before."""
+        B, T, C = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.n_heads, C // self.n_heads).permute(2, 0, 3, 1, 4)  # three times (B, H, T, D)
+        if rotary is not None:
+            q, k = rms_norm(rotate(q, *rotary)), rms_norm(rotate(k, *rotary))  # (B, H, T, D)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0)  # (B, H, T, D)
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
+        return out
+
+
+class FeedForward(nn.Module):
+    """Two matrices with a bend between them: GELU, or ReLU squared for `modern`."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.modern = config.arch == "modern"
+        self.up = nn.Linear(config.d_model, config.d_ff, bias=not self.modern)
+        self.down = nn.Linear(config.d_ff, config.d_model, bias=not self.modern)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each token of x (B, T, C) alone."""
+        hidden = self.up(x)  # (B, T, F)
+        hidden = F.relu(hidden).square() if self.modern else F.gelu(hidden)
+        out: Tensor = self.down(hidden)  # (B, T, C)
+        return out
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each added to what came in after a norm of its own (pre-norm)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        modern = config.arch == "modern"
+        self.attention_norm = nn.Identity() if modern else nn.LayerNorm(config.d_model)
+        self.attention = Attention(config)
+        self.feed_forward_norm = nn.Identity() if modern else nn.LayerNorm(config.d_model)
+        self.feed_forward = FeedForward(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.modern = modern
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Refine x (B, T, C)."""
+        h = rms_norm(x) if self.modern else self.attention_norm(x)
+        x = x + self.dropout(self.attention(h, rotary))
+        h = rms_norm(x) if self.modern else self.feed_forward_norm(x)
+        out: Tensor = x + self.dropout(self.feed_forward(h))
+        return out
+
+
+class MiniGPT(nn.Module):
+    """A decoder-only transformer of the size that `config` declares."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config.model_copy()
+        self.modern = config.arch == "modern"
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.positions = None if self.modern else nn.Embedding(config.max_seq_len, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.norm = nn.Identity() if self.modern else nn.LayerNorm(config.d_model)
+        cos, sin = rotary_tables(config.max_seq_len, config.d_model // config.n_heads)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Draw normal weights. What writes into the residual stream starts small, or at zero for `modern`, so that depth adds no noise.
+
+        Source: the scale 1/sqrt(2 n_layers) is GPT-2's; zero projections are Zhang et al., "Fixup", 2019.
+        """
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() == 1:
+                nn.init.ones_(parameter)
+            elif name.endswith(("attention.out.weight", "feed_forward.down.weight")):
+                nn.init.normal_(parameter, std=0.0 if self.modern else INIT_STD / math.sqrt(2 * self.config.n_layers))
+            elif self.modern and name.startswith("blocks."):
+                nn.init.normal_(parameter, std=parameter.size(1) ** -0.5)
+            else:
+                nn.init.normal_(parameter, std=INIT_STD)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Turn ids x (B, T) int64, T at most `max_seq_len`, into the last hidden states (B, T, C)."""
+        T = x.size(1)
+        h = self.embedding(x)  # (B, T, C)
+        rotary = None
+        if self.positions is None:
+            h, rotary = rms_norm(h), (self.cos[:T], self.sin[:T])
+        else:
+            h = h + self.positions.weight[:T]
+        h = self.dropout(h)
+        for block in self.blocks:
+            h = block(h, rotary)
+        return rms_norm(h) if self.modern else self.norm(h)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (B, T, V) for the token after each of x (B, T) int64."""
+        return F.linear(self.hidden(x), self.embedding.weight)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the mean cross-entropy, in nats per token, of predicting y (B, T) from x (B, T)."""
+        return linear_cross_entropy(self.hidden(x).flatten(0, 1), self.embedding.weight, y.flatten())
+
+    def count_parameters(self) -> int:
+        """Count the trainable numbers; the tied head is the embedding and counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())

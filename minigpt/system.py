@@ -1,0 +1,118 @@
+"""What differs between operating systems, each with the fallback that holds where it is missing. Knows no torch and no page."""
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+STRAY_SUFFIX = ".tmp"
+
+
+def prepare_environment() -> None:
+    """Set what must be in the environment before torch and gradio are imported; values set by the caller win.
+
+    Idle OpenMP threads of torch spin, which takes the core away from the page's server: PASSIVE lets them sleep.
+    """
+    for name, value in {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",
+        "GRADIO_ANALYTICS_ENABLED": "False",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "true",
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def home() -> Path:
+    """Return the folder of all runs: MINIGPT_HOME, else a Space's persistent disk, else `runs` beside the caller."""
+    if chosen := os.environ.get("MINIGPT_HOME"):
+        return Path(chosen)
+    if os.environ.get("SPACE_ID") and os.access("/data", os.W_OK):
+        return Path("/data/runs")
+    return Path("runs")
+
+
+def is_offline() -> bool:
+    """Tell whether downloads are switched off by MINIGPT_OFFLINE=1."""
+    return os.environ.get("MINIGPT_OFFLINE", "") not in ("", "0")
+
+
+def write_atomically(path: Path, data: bytes, *, keep_as: Path | None = None) -> None:
+    """Replace `path` by `data` so that a reader, a kill or a full disk finds either the old file or the new one, whole.
+
+    With `keep_as` the old file takes that name once the new one is safely on the disk. The folder is synced where the system can open one (not
+    on Windows, where the rename is still atomic).
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{STRAY_SUFFIX}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep_as is not None and path.exists():
+            path.replace(keep_as)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut, where the system allows a folder to be opened."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line with one system call, so that a kill loses nothing that was acknowledged and no half line of another writer."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o644)
+    try:
+        os.write(descriptor, line.encode() + b"\n")
+    finally:
+        os.close(descriptor)
+
+
+def sweep_strays(folder: Path) -> int:
+    """Remove temporary files that a killed process left in `folder`; return how many."""
+    strays = list(folder.glob(f".*{STRAY_SUFFIX}"))
+    for stray in strays:
+        with contextlib.suppress(OSError):
+            stray.unlink()
+    return len(strays)
+
+
+def process_lives(pid: int) -> bool:
+    """Tell whether a process with this number exists. Where that cannot be asked (Windows), say no: such a run counts as interrupted."""
+    if pid <= 0 or sys.platform == "win32":
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def on_termination(handler: Callable[[], None]) -> None:
+    """Call `handler` at Ctrl-C and, where it exists, at SIGTERM. Must be called on the main thread."""
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        handler()
+
+    for name in ("SIGINT", "SIGTERM"):
+        if (number := getattr(signal, name, None)) is not None:
+            signal.signal(number, handle)

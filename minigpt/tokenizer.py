@@ -1,0 +1,170 @@
+"""Text to ids and back: words with the line break as a token, or single characters.
+
+Both are pipelines of the `tokenizers` library and live entirely in their JSON. Nothing here knows of files other than that JSON, or of models.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from minigpt.config import SPECIAL_TOKENS, UNK
+from minigpt.errors import CheckpointError, RunStopped
+from minigpt.system import write_atomically
+
+WORD_RULE = r"\n|['’]?\w+(?:['’\-]\w+)*['’]?|--|[^\w\s]"
+PIECE = 1 << 16  # characters handed to the library at once: it holds the interpreter's lock for tens of milliseconds, not for the whole text
+PIECES_A_BATCH = 8
+
+
+class TextTokenizer:
+    """What both tokenizers share. Ids 0 to 3 are pad, unk, bos and eos; they count in the vocabulary's size."""
+
+    kind = ""
+
+    def __init__(self) -> None:
+        self._tokenizer = self._pipeline({token: index for index, token in enumerate(SPECIAL_TOKENS)})
+
+    def _pipeline(self, vocabulary: dict[str, int]) -> Tokenizer:
+        raise NotImplementedError
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, specials included."""
+        return self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str, stop_event: threading.Event | None = None) -> list[int]:
+        """Turn text into ids; what is not in the vocabulary becomes id 1.
+
+        Works in pieces that end at white space, so that other threads go on and a stop is obeyed within a batch of pieces.
+
+        Raises:
+            RunStopped: the stop event was set meanwhile.
+        """
+        ids: list[int] = []
+        batch: list[str] = []
+        for piece in _pieces(text):
+            batch.append(piece)
+            if len(batch) == PIECES_A_BATCH:
+                ids += self._encode_batch(batch, stop_event)
+                batch = []
+        return ids + self._encode_batch(batch, stop_event)
+
+    def _encode_batch(self, batch: list[str], stop_event: threading.Event | None) -> list[int]:
+        if stop_event is not None and stop_event.is_set():
+            raise RunStopped("stopped while the text was being turned into tokens")
+        return [token for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False) for token in encoding.ids]
+
+    def decode(self, ids: list[int]) -> str:
+        """Turn ids into text. A token's neighbours decide on spaces: decode whole lists and show the new end."""
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def id_of(self, token: str) -> int | None:
+        """Return a token's id, or None if it is not in the vocabulary."""
+        found = self._tokenizer.token_to_id(token)
+        return None if found is None else int(found)
+
+    def token_of(self, index: int) -> str:
+        """Return the token with this id, or the unknown token's text for an id that does not exist."""
+        return self._tokenizer.id_to_token(index) or SPECIAL_TOKENS[UNK]
+
+    def to_json(self) -> str:
+        """Return the whole tokenizer as the library's JSON."""
+        return self._tokenizer.to_str()
+
+    def from_json(self, text: str) -> Self:
+        """Become the tokenizer that `text` describes.
+
+        Raises:
+            CheckpointError: the text is not a tokenizer of the library, or lacks the special tokens.
+        """
+        try:
+            loaded = Tokenizer.from_str(text)
+        except Exception as error:  # the library raises plain Exception
+            raise CheckpointError("the tokenizer in this file is damaged; its JSON is not a tokenizer") from error
+        if any(loaded.token_to_id(token) != index for index, token in enumerate(SPECIAL_TOKENS)):
+            raise CheckpointError(f"the tokenizer in this file lacks {', '.join(SPECIAL_TOKENS)} as ids 0 to 3")
+        self._tokenizer = loaded
+        self._tokenizer.encode_special_tokens = True  # not kept in the JSON; without it a typed "<pad>" becomes the special token
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Write the tokenizer as one JSON file, atomically."""
+        write_atomically(Path(path), self.to_json().encode())
+
+    def load(self, path: str | Path) -> Self:
+        """Become the tokenizer saved at `path`.
+
+        Raises:
+            CheckpointError: the file is not a tokenizer.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError("the tokenizer file is not text") from error
+        return self.from_json(text)
+
+
+class WordTokenizer(TextTokenizer):
+    """Words as written, with inner apostrophes and hyphens; single punctuation marks; and the line break."""
+
+    kind = "word"
+
+    def _pipeline(self, vocabulary: dict[str, int]) -> Tokenizer:
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS[UNK]))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD_RULE), "removed", invert=True)
+        tokenizer.decoder = decoders.Sequence(
+            [
+                decoders.Replace(Regex(r"^(?=.)"), " "),
+                decoders.Fuse(),
+                decoders.Replace(Regex(r" +(?=[.,;:!?)\]\n])"), ""),
+                decoders.Replace(Regex(r"(?<=\n) +"), ""),
+                decoders.Replace(Regex(r" ?-- ?"), "--"),
+                decoders.Strip(" ", 1, 0),
+            ]
+        )
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    def build_vocab(self, text: str, max_vocab: int) -> None:
+        """Learn the `max_vocab` most frequent tokens of `text`, the four specials included."""
+        learner = self._pipeline({})
+        trainer = trainers.WordLevelTrainer(vocab_size=max_vocab, special_tokens=list(SPECIAL_TOKENS), show_progress=False)
+        learner.train_from_iterator(_pieces(text), trainer)
+        self._tokenizer = self._pipeline(learner.get_vocab())
+
+
+class CharTokenizer(TextTokenizer):
+    """One token per character; decoding gives the text back exactly."""
+
+    kind = "char"
+
+    def _pipeline(self, vocabulary: dict[str, int]) -> Tokenizer:
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS[UNK]))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    def build_vocab(self, text: str, max_vocab: int) -> None:
+        """Learn the `max_vocab` most frequent characters of `text`, the four specials included."""
+        kept = sorted(character for character, _ in Counter(text).most_common(max_vocab - len(SPECIAL_TOKENS)))
+        self._tokenizer = self._pipeline({token: index for index, token in enumerate([*SPECIAL_TOKENS, *kept])})
+
+
+TOKENIZERS: dict[str, type[WordTokenizer] | type[CharTokenizer]] = {"word": WordTokenizer, "char": CharTokenizer}
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut text at white space into pieces of at most `PIECE` characters; no token of either kind spans white space."""
+    start = 0
+    while start < len(text):
+        end = start + PIECE
+        if end < len(text):
+            cut = max(text.rfind("\n", start, end), text.rfind(" ", start, end))
+            end = cut + 1 if cut > start else end
+        yield text[start:end]
+        start = end

@@ -1,0 +1,380 @@
+"""The training loop, top to bottom: text, vocabulary, model, optimizer, steps, evaluation, checkpoints.
+
+Speaks only through the callback and the log; knows nothing of pages, run lists or threads.
+"""
+
+import logging
+import math
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from minigpt.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
+from minigpt.config import TransformerConfig
+from minigpt.data import Corpus, TrainLoader, ValLoader, create_dataloaders, create_datasets, load_corpus, unigram_loss, unknown_share
+from minigpt.device import choose_device, choose_threads
+from minigpt.errors import ConfigError, RunStopped
+from minigpt.events import Callback, CompleteEvent, DataEvent, Event, Reason, StopSignal, perplexity
+from minigpt.generate import usual_prompt, write
+from minigpt.history import History
+from minigpt.model import MiniGPT
+from minigpt.optim import configure_optimizer, get_lr
+from minigpt.tokenizer import TOKENIZERS, TextTokenizer
+
+__all__ = ["configure_optimizer", "evaluate", "get_lr", "load_checkpoint", "save_checkpoint", "train"]
+
+log = logging.getLogger(__name__)
+
+SAMPLE_TIMES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # then every minute
+SAMPLE_TOKENS = {"word": 48, "char": 180}
+SAVE_EVERY_S = 5.0
+# Forward alone costs about a third of a training step, so this share of an interval's tokens costs about 3 % of its time; 5 % are allowed.
+EVALUATED_SHARE = 0.1
+STOP_EVALUATION_S = 0.8  # the final evaluation after a stop may take a second; some of it is left for saving
+
+
+@torch.inference_mode()
+def evaluate(
+    model: MiniGPT,
+    val_loader: ValLoader,
+    device: torch.device | str,
+    stop_event: threading.Event | None = None,
+) -> float:
+    """Return the mean cross-entropy in nats per token over all batches, each token counting the same.
+
+    The model's mode is restored whatever happens. NaN if the loader is empty or the stop event is set before the end.
+    """
+    was_training = model.training
+    model.eval()
+    total, count = 0.0, 0
+    try:
+        for x, y in val_loader:
+            if stop_event is not None and stop_event.is_set():
+                return math.nan
+            total += float(model.loss(x.to(device), y.to(device))) * y.numel()
+            count += y.numel()
+    finally:
+        model.train(was_training)
+    return total / count if count else math.nan
+
+
+def train(
+    config: TransformerConfig,
+    callback: Callback | None = None,
+    stop_event: threading.Event | None = None,
+) -> tuple[MiniGPT, TextTokenizer]:
+    """Train as `config` says and return the model as it is at the end, with its tokenizer.
+
+    `config.vocab_size` becomes the size of the real vocabulary, in place. `best.safetensors` and `last.safetensors` are kept in
+    `config.checkpoint_dir`. The callback is called on this thread with the events of `minigpt.events`; what it raises ends the run. The stop
+    event is looked at in every phase; a `StopSignal` asked twice also skips the final evaluation. On a CPU equal settings give equal runs,
+    as long as nothing else in the process draws from torch's global generator.
+
+    Raises:
+        ConfigError: the settings do not fit each other or this machine.
+        DataError: the text cannot be read or is too short.
+        RunStopped: the stop event was set before there was a model.
+    """
+    config.check()
+    stop = stop_event if stop_event is not None else threading.Event()
+    emit = callback if callback is not None else _ignore
+    trainer = Trainer(config, emit, stop)
+    trainer.finish(trainer.loop())
+    return trainer.model, trainer.tokenizer
+
+
+def _ignore(_event: Event) -> None:
+    pass
+
+
+class Trainer:
+    """One run between its first and its last step. Everything that a resume would need is an attribute."""
+
+    def __init__(self, config: TransformerConfig, emit: Callback, stop: threading.Event) -> None:
+        self.config, self.stop = config, stop
+        self.history = History()
+        self.emit = self._recorded(emit)
+        self.emit({"type": "status", "phase": "preparing", "message": "reading the text"})
+        self.device = choose_device(config)
+        torch.manual_seed(config.seed)
+        self.corpus = load_corpus(config.data_path, stop)
+        self.tokenizer = self._vocabulary()
+        self.train_loader, self.val_loader = self._loaders()
+        self.check_loader = self.val_loader.subset(int(EVALUATED_SHARE * config.eval_interval * config.batch_size))
+        self.max_steps = self._planned_steps()
+        if stop.is_set():
+            raise RunStopped("stopped before there was a model")
+        self.model = MiniGPT(config).to(self.device)
+        self.optimizer = configure_optimizer(self.model, config.learning_rate, config.weight_decay, config.optimizer)
+        self.threads = choose_threads(config, self.device)
+        self.step = 0
+        self.val_loss, self.val_step = math.nan, 0
+        self.best_val_loss, self.best_step = math.inf, 0
+        self.without_best = 0
+        self.step_seconds = 0.0
+        self.saved_at = 0.0
+        self.next_sample = 0
+        self.began = time.perf_counter()
+        self.emit(self._data_event())
+
+    def _recorded(self, emit: Callback) -> Callback:
+        def both(event: Event) -> None:
+            self.history.append(event)
+            emit(event)
+
+        return both
+
+    def _vocabulary(self) -> TextTokenizer:
+        tokenizer = TOKENIZERS[self.config.tokenizer]()
+        self.emit({"type": "status", "phase": "preparing", "message": f"reading {len(self.corpus.text):,} characters of {self.corpus.name}"})
+        tokenizer.build_vocab(self.corpus.text, self.config.vocab_size)
+        self.config.vocab_size = tokenizer.vocab_size
+        if self.config.vocab_path:
+            tokenizer.save(self.config.vocab_path)
+        return tokenizer
+
+    def _loaders(self) -> tuple[TrainLoader, ValLoader]:
+        train_data, val_data = create_datasets(self.corpus.text, self.tokenizer, self.config.max_seq_len, self.stop)
+        generator = torch.Generator().manual_seed(self.config.seed)
+        return create_dataloaders(train_data, val_data, self.config.batch_size, generator=generator)
+
+    def _planned_steps(self) -> int:
+        """Return the steps of the run: the fewer of `max_steps` and `max_epochs`."""
+        config = self.config
+        if config.max_epochs is None:
+            return config.max_steps
+        steps = min(config.max_steps, config.max_epochs * len(self.train_loader))
+        if config.warmup_steps >= steps:
+            raise ConfigError(
+                f"warmup_steps is {config.warmup_steps}; max_epochs {config.max_epochs} makes this run {steps} steps long: try {steps // 10}"
+            )
+        return steps
+
+    def _data_event(self) -> DataEvent:
+        train_ids, val_ids = self.train_loader.dataset.ids, self.val_loader.dataset.ids
+        return {
+            "type": "data",
+            "corpus": self.corpus.name,
+            "characters": len(self.corpus.text),
+            "train_tokens": len(train_ids),
+            "val_tokens": len(val_ids),
+            "vocab_size": self.tokenizer.vocab_size,
+            "unknown_share": unknown_share(torch.cat([train_ids, val_ids])),
+            "uniform_loss": math.log(self.tokenizer.vocab_size),
+            "unigram_loss": unigram_loss(train_ids, val_ids, self.tokenizer.vocab_size),
+            "parameters": self.model.count_parameters(),
+            "device": self.device.type,
+            "threads": self.threads,
+        }
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the loop began."""
+        return time.perf_counter() - self.began
+
+    def loop(self) -> Reason:
+        """Make steps until the run is over; return why it is."""
+        config = self.config
+        self.began = time.perf_counter()
+        self.emit({"type": "status", "phase": "training", "message": f"training on {self.corpus.name}"})
+        self.validate()
+        self.sample_when_due()
+        while self.step < self.max_steps:
+            if self.stop.is_set():
+                return "stopped"
+            if not self.make_step():
+                return "diverged"
+            self.sample_when_due()
+            if self.step % config.eval_interval == 0 or self.step == self.max_steps:
+                self.validate()
+                if 0 < config.patience <= self.without_best:
+                    return "early"
+        return "finished"
+
+    def make_step(self) -> bool:
+        """Make one update; return False, with the weights as they were, if the loss or its gradient is not finite."""
+        start = time.perf_counter()
+        config = self.config
+        lr = get_lr(self.step, config.warmup_steps, self.max_steps, config.learning_rate, config.min_lr)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        x, y = (batch.to(self.device) for batch in self.train_loader.batch())  # (B, T)
+        loss = self.model.loss(x, y)
+        loss.backward()
+        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip or math.inf)
+        finite = math.isfinite(loss.item()) and math.isfinite(grad_norm.item())
+        if finite:
+            self.optimizer.step()
+            self.step += 1
+        self.optimizer.zero_grad()
+        self.step_seconds += time.perf_counter() - start
+        if not finite or self.step == 1 or self.step % config.log_interval == 0 or self.step == self.max_steps:
+            self.report(self.step if finite else self.step + 1, loss.item(), lr, grad_norm.item())
+        return finite
+
+    def report(self, step: int, loss: float, lr: float, grad_norm: float) -> None:
+        """Emit a log event; tokens per second are those of the steps alone, since the last event."""
+        seen = step - (self.history.last["log"]["step"] if "log" in self.history.last else 0)
+        tokens_per_s = seen * self.config.batch_size * self.config.max_seq_len / max(self.step_seconds, 1e-9)
+        self.step_seconds = 0.0
+        self.emit(
+            {
+                "type": "log",
+                "step": step,
+                "max_steps": self.max_steps,
+                "loss": loss,
+                "perplexity": perplexity(loss),
+                "lr": lr,
+                "grad_norm": grad_norm,
+                "elapsed": self.elapsed,
+                "tokens_per_s": tokens_per_s,
+            }
+        )
+
+    def validate(self) -> None:
+        """Evaluate on the fixed subset, emit the result, keep the best, save the last."""
+        loss = evaluate(self.model, self.check_loader, self.device, self.stop)
+        if self.stop.is_set() and math.isnan(loss):
+            return
+        self.val_loss, self.val_step = loss, self.step
+        if is_best := loss < self.best_val_loss:
+            self.best_val_loss, self.best_step = loss, self.step
+        self.without_best = 0 if is_best else self.without_best + 1
+        self.emit(
+            {
+                "type": "eval",
+                "step": self.step,
+                "max_steps": self.max_steps,
+                "val_loss": loss,
+                "val_perplexity": perplexity(loss),
+                "best_val_loss": self.best_val_loss,
+                "best_step": self.best_step,
+                "elapsed": self.elapsed,
+                "val_tokens": self.check_loader.targets,
+                "val_tokens_total": self.val_loader.targets,
+            }
+        )
+        if is_best:
+            self.tolerant_save("best")
+        if self.elapsed - self.saved_at >= SAVE_EVERY_S:
+            self.tolerant_save("last")
+            self.saved_at = self.elapsed
+
+    def sample_when_due(self, *, now: bool = False) -> None:
+        """Write a sample if one is due by time, or `now`."""
+        if not now and self.elapsed < self._sample_time(self.next_sample):
+            return
+        while self._sample_time(self.next_sample) <= self.elapsed:
+            self.next_sample += 1
+        prompt = usual_prompt(self.tokenizer)
+        text = prompt
+        for text in write(self.model, self.tokenizer, prompt, SAMPLE_TOKENS[self.config.tokenizer], seed=self.config.seed):  # noqa: B007
+            if self.stop.is_set():
+                break
+        loss = self.val_loss if math.isfinite(self.val_loss) else None
+        self.emit({"type": "sample", "step": self.step, "elapsed": self.elapsed, "loss": loss, "prompt": prompt, "text": text})
+
+    @staticmethod
+    def _sample_time(index: int) -> float:
+        last = len(SAMPLE_TIMES_S) - 1
+        return SAMPLE_TIMES_S[index] if index <= last else SAMPLE_TIMES_S[last] + 60.0 * (index - last)
+
+    def save(self, name: str) -> None:
+        """Write `name`.safetensors in the run's folder; the file that was `last` stays as `previous`."""
+        folder = Path(self.config.checkpoint_dir)
+        save_checkpoint(
+            self.model,
+            self.optimizer,
+            self.config,
+            self.step,
+            self.val_loss,
+            path=self.config.checkpoint_path if name == "best" else folder / f"{name}.safetensors",
+            keep_as=folder / "previous.safetensors" if name == "last" else None,
+            tokenizer=self.tokenizer,
+            generators={"data": self.train_loader.generator},
+            facts=self.facts(),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint tells beyond weights and settings."""
+        corpus: Corpus = self.corpus
+        return {
+            "val_step": self.val_step,
+            "best_val_loss": self.best_val_loss if math.isfinite(self.best_val_loss) else None,
+            "best_step": self.best_step,
+            "max_steps": self.max_steps,
+            "elapsed": self.elapsed,
+            "threads": self.threads,
+            "corpus": {"name": corpus.name, "sha256": corpus.sha256},
+            **self.history.to_dict(),
+        }
+
+    def tolerant_save(self, name: str) -> None:
+        """Save, but let the run go on if the disk refuses: the older file is unharmed, and the end of the run tries again."""
+        try:
+            self.save(name)
+        except OSError as error:
+            log.warning("%s.safetensors could not be saved (%s); training goes on", name, error.strerror)
+            self.emit(
+                {
+                    "type": "status",
+                    "phase": "saving",
+                    "message": f"could not save: {error.strerror}; the older checkpoint is unharmed, training goes on",
+                }
+            )
+
+    def finish(self, reason: Reason) -> None:
+        """Save at once, then evaluate on the whole validation split (a second of it after a stop), save with the result, say so."""
+        self.save("last")
+        self.emit({"type": "status", "phase": "evaluating", "message": "saved; measuring the final validation loss"})
+        hurry = self.stop.hurry if isinstance(self.stop, StopSignal) else None
+        loader = self._final_loader(reason)
+        final = evaluate(self.model, loader, self.device, hurry)
+        if math.isfinite(final):
+            self._settle_best(final, loader, hurry)
+            if reason != "stopped":
+                self.sample_when_due(now=True)
+            self.save("last")
+        self.emit(self._complete(reason, final, loader))
+
+    def _final_loader(self, reason: Reason) -> ValLoader:
+        speed = self.history.last.get("log", {}).get("tokens_per_s")
+        if reason != "stopped" or not speed:
+            return self.val_loader if reason != "stopped" else self.check_loader
+        windows = int(3 * speed * STOP_EVALUATION_S / 2 / self.config.max_seq_len)  # forward alone is three times as fast; best and last are measured
+        return self.val_loader.subset(max(windows, len(self.check_loader.windows)))
+
+    def _settle_best(self, final: float, loader: ValLoader, hurry: threading.Event | None) -> None:
+        """Decide between the last weights and the best ones found on the way, both measured on the same validation text."""
+        best_path = Path(self.config.checkpoint_path)
+        self.val_loss, self.val_step = final, self.step
+        if self.best_step != self.step and best_path.is_file():
+            best = read_checkpoint(best_path, self.device)
+            best_loss = evaluate(best.model, loader, self.device, hurry)
+            if best_loss <= final:
+                self.best_val_loss = best_loss
+                return
+            if math.isnan(best_loss):
+                return
+        self.best_val_loss, self.best_step = final, self.step
+        self.save("best")
+
+    def _complete(self, reason: Reason, final: float, loader: ValLoader) -> CompleteEvent:
+        measured = math.isfinite(final)
+        return {
+            "type": "complete",
+            "step": self.step,
+            "max_steps": self.max_steps,
+            "val_loss": final if measured else None,
+            "val_perplexity": perplexity(final) if measured else None,
+            "best_val_loss": self.best_val_loss if math.isfinite(self.best_val_loss) else None,
+            "best_step": self.best_step,
+            "elapsed": self.elapsed,
+            "reason": reason,
+            "val_tokens": loader.targets if measured else 0,
+            "val_tokens_total": self.val_loader.targets,
+        }
