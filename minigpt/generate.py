@@ -10,6 +10,7 @@ from minigpt.model import MiniGPT
 from minigpt.tokenizer import TextTokenizer
 
 NEVER_WRITTEN = (PAD, UNK, BOS, EOS)
+MIN_NAME = 3
 
 
 @torch.inference_mode()
@@ -84,6 +85,13 @@ def first_id(tokenizer: TextTokenizer) -> int:
 
 
 def usual_prompt(tokenizer: TextTokenizer) -> str:
-    """Return "ROMEO:" if the vocabulary can spell it, else a line break: the prompt of a run's samples."""
+    """Return the prompt of a run's samples: "ROMEO:" if it can be spelled, else the most frequent name in capitals, else a line break."""
     ids = tokenizer.encode("ROMEO:")
-    return "ROMEO:" if ids and UNK not in ids else "\n"
+    if ids and UNK not in ids:
+        return "ROMEO:"
+    if tokenizer.id_of(":") is not None:
+        for index in range(len(NEVER_WRITTEN), tokenizer.vocab_size):  # word vocabularies are in the order of frequency
+            token = tokenizer.token_of(index)
+            if len(token) > MIN_NAME and token.isupper():
+                return f"{token}:"
+    return "\n"

@@ -16,7 +16,7 @@ import pandas as pd
 from minigpt.events import AnyEvent
 
 MAX_POINTS = 2000
-SMOOTHING = 0.9
+SMOOTHING = 0.8
 COLUMNS = ("step", "loss", "lr", "grad_norm", "tokens_per_s", "val_loss", "elapsed")
 SERIES = {"train": "loss", "lr": "lr", "grad_norm": "grad_norm", "tokens_per_s": "tokens_per_s"}  # series by the key of a log event
 

@@ -27,7 +27,7 @@ PRESETS: dict[str, Preset] = {
         "Quick",
         "Whole words, a modern recipe: verse in about ten seconds.",
         10,
-        {**MODERN, "batch_size": 16, "learning_rate": 0.025, "warmup_steps": 8, "max_steps": 400, "log_interval": 5, "eval_interval": 25},
+        {**MODERN, "batch_size": 16, "learning_rate": 0.025, "warmup_steps": 8, "max_steps": 400, "log_interval": 5, "eval_interval": 40},
     ),
     "chars": Preset(
         "Letters",

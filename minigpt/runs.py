@@ -25,7 +25,7 @@ from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError
 from minigpt.events import AnyEvent, Callback, Event, StopSignal
 from minigpt.header import our_metadata, read_header
 from minigpt.history import History, to_line
-from minigpt.train import train
+from minigpt.train import train, warm_up
 
 log = logging.getLogger(__name__)
 
@@ -225,11 +225,12 @@ class RunManager:
             run.ended.wait(timeout_s)
 
     def prepare(self) -> None:
-        """Mark runs whose process died as interrupted and sweep what it left; fetch the text, in the background, before anybody waits for it."""
+        """Mark runs whose process died as interrupted and sweep what it left; fetch the text and wake torch, in the background, before anybody
+        waits for it."""
         for folder in self._folders():
             system.sweep_strays(folder)
             _mark_interrupted(folder / "state.json")
-        threading.Thread(target=_fetch_text, name="fetch-text", daemon=True).start()
+        threading.Thread(target=_warm_up, name="warm-up", daemon=True).start()
 
     def _folders(self) -> list[Path]:
         return sorted((path.parent for path in self.home.glob("*/config.json")), reverse=True)
@@ -274,6 +275,7 @@ def _mark_interrupted(path: Path) -> None:
         log.warning("%s/state.json cannot be read or written; the run's checkpoints are unharmed", path.parent.name)
 
 
-def _fetch_text() -> None:
+def _warm_up() -> None:
+    warm_up()
     with contextlib.suppress(MiniGPTError, OSError):  # the run itself will say what is wrong
         load_corpus("")

@@ -5,6 +5,7 @@ import os
 import secrets
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -23,6 +24,7 @@ def prepare_environment() -> None:
         "GRADIO_ANALYTICS_ENABLED": "False",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "true",
+        "GRADIO_TEMP_DIR": str(Path(tempfile.gettempdir()) / f"minigpt-{getattr(os, 'getuid', lambda: 'uploads')()}"),
     }.items():
         os.environ.setdefault(name, value)
 

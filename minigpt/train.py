@@ -87,6 +87,13 @@ def train(
     return trainer.model, trainer.tokenizer
 
 
+def warm_up() -> None:
+    """Make torch load what its first optimizer step would load for a second, without touching any random state."""
+    weight = nn.Parameter(torch.zeros(2, 2))
+    weight.grad = torch.zeros(2, 2)
+    configure_optimizer(nn.ParameterDict({"weight": weight}), 0.0, 0.0).step()
+
+
 def _ignore(_event: Event) -> None:
     pass
 
@@ -264,17 +271,20 @@ class Trainer:
             self.tolerant_save("last")
             self.saved_at = self.elapsed
 
-    def sample_when_due(self, *, now: bool = False) -> None:
-        """Write a sample if one is due by time, or `now`."""
-        if not now and self.elapsed < self._sample_time(self.next_sample):
-            return
+    def sample_when_due(self) -> None:
+        """Write a sample if one is due by time."""
+        if self.elapsed >= self._sample_time(self.next_sample):
+            self.sample(self.stop)
+
+    def sample(self, stop: threading.Event | None) -> None:
+        """Write a sample, unless stopped meanwhile."""
         while self._sample_time(self.next_sample) <= self.elapsed:
             self.next_sample += 1
         prompt = usual_prompt(self.tokenizer)
         text = prompt
         for text in write(self.model, self.tokenizer, prompt, SAMPLE_TOKENS[self.config.tokenizer], seed=self.config.seed):  # noqa: B007
-            if self.stop.is_set():
-                break
+            if stop is not None and stop.is_set():
+                return
         loss = self.val_loss if math.isfinite(self.val_loss) else None
         self.emit({"type": "sample", "step": self.step, "elapsed": self.elapsed, "loss": loss, "prompt": prompt, "text": text})
 
@@ -336,10 +346,13 @@ class Trainer:
         final = evaluate(self.model, loader, self.device, hurry)
         if math.isfinite(final):
             self._settle_best(final, loader, hurry)
-            if reason != "stopped":
-                self.sample_when_due(now=True)
-            self.save("last")
-        self.emit(self._complete(reason, final, loader))
+            self.sample(hurry)
+        complete = self._complete(reason, final, loader)
+        self.history.append(complete)  # so that the file's curve ends where the run's does
+        self.save("last")
+        if self.best_step == self.step:
+            self.save("best")
+        self.emit(complete)
 
     def _final_loader(self, reason: Reason) -> ValLoader:
         speed = self.history.last.get("log", {}).get("tokens_per_s")
@@ -361,7 +374,6 @@ class Trainer:
             if math.isnan(best_loss):
                 return
         self.best_val_loss, self.best_step = final, self.step
-        self.save("best")
 
     def _complete(self, reason: Reason, final: float, loader: ValLoader) -> CompleteEvent:
         measured = math.isfinite(final)

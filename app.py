@@ -1,0 +1,14 @@
+"""Start the page. Run `python app.py`, or let a Hugging Face Space do it."""
+
+from minigpt.system import home, prepare_environment
+
+prepare_environment()  # first: torch and gradio read the environment when they are imported
+
+from minigpt.runs import RunManager  # noqa: E402
+from minigpt.ui.page import build, serve  # noqa: E402
+
+manager = RunManager(home())
+demo = build(manager)
+
+if __name__ == "__main__":
+    serve(demo, manager)

@@ -1,0 +1,294 @@
+"""The command line: train, inspect, generate. The only module that prints.
+
+Results go to standard output, progress of a terminal and complaints to standard error. Exit status: 0 done or stopped as asked, 1 refused or
+failed, 2 a mistake in the command.
+"""
+
+# ruff: noqa: PLC0415  imports wait inside the commands: help and inspect must not load torch
+
+import argparse
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import minigpt
+from minigpt import system
+from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError
+
+if TYPE_CHECKING:
+    from minigpt.events import Event
+    from minigpt.runs import Run
+
+PROGRAM = "python -m minigpt"
+HELP = f"""usage: {PROGRAM} COMMAND ...
+
+Train a small language model, look inside a checkpoint, let one write.
+
+  train [--preset NAME] [--FLAG VALUE ...] [--weights FILE]
+  inspect FILE [--json]
+  generate CHECKPOINT [--prompt TEXT] [--seed N] [--temperature X] [--top-k N] [--max-tokens N]
+
+{PROGRAM} COMMAND --help tells more. The page: python app.py"""
+REDRAW_AFTER_S = 0.1
+ENOUGH_SIGNALS = 3  # the first stops, the second hurries, the third leaves at once
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status; every foreseen error becomes sentences on standard error."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a model may write what an old console cannot show
+    try:
+        return _dispatch(arguments)
+    except ConfigError as error:
+        complain(str(error))
+        return 2
+    except MiniGPTError as error:
+        complain(str(error))
+    except BrokenPipeError:  # the reader, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        complain(f"{error.filename or 'the system'}: {error.strerror or type(error).__name__}")
+    except KeyboardInterrupt:
+        complain("stopped at once")
+        return 130
+    return 1
+
+
+def complain(text: str) -> None:
+    """Write sentences to standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    commands = {"train": train_command, "inspect": inspect_command, "generate": generate_command}
+    if not arguments:
+        complain(HELP)
+        return 2
+    if arguments[0] in ("-h", "--help", "help"):
+        print(HELP)
+        return 0
+    if arguments[0] == "--version":
+        print(f"minigpt {minigpt.__version__}")
+        return 0
+    if (command := commands.get(arguments[0])) is None:
+        raise ConfigError(f"{arguments[0][:40]!r} is not a command; the commands are {', '.join(commands)}: try {PROGRAM} --help")
+    return command(arguments[1:])
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser that raises its findings as sentences."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(f"{message}: see {self.prog} --help")
+
+    def format_help(self) -> str:
+        """Return the help without defaults that are empty."""
+        return re.sub(r"\s+\(default:\s+(None)?\)", "", super().format_help())
+
+
+def train_command(arguments: Sequence[str]) -> int:
+    """Train as the flags say; show progress, save, say how it went."""
+    from minigpt.cli_flags import parse_train
+
+    request = parse_train(Parser(prog=f"{PROGRAM} train", allow_abbrev=False), arguments)
+    stopper = Stopper()
+    system.on_termination(stopper.ask)
+    _quiet_log()
+    from minigpt.runs import RunManager
+
+    run = RunManager(system.home()).create(request.config, preset=request.preset)
+    stopper.watch(run)
+    screen = Screen(run)
+    run.work(screen.show)
+    screen.close()
+    return _close(run, request.weights)
+
+
+class Stopper:
+    """Turns Ctrl-C and SIGTERM into a graceful stop, also of a run that is not there yet."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.run: Run | None = None
+
+    def watch(self, run: "Run") -> None:
+        """Stop this run from now on, at once if a stop has been asked for."""
+        asked, self.run = self.asked, run
+        for _ in range(asked):
+            run.ask_to_stop()
+
+    def ask(self) -> None:
+        """Ask for a stop, from a signal handler.
+
+        Raises:
+            KeyboardInterrupt: the patience is at an end.
+        """
+        self.asked += 1
+        if self.asked >= ENOUGH_SIGNALS:
+            raise KeyboardInterrupt
+        # Not print: the signal may have come in the middle of one, and a stream cannot be entered twice.
+        message = "\nstopping and saving; once more skips the final evaluation\n" if self.asked == 1 else "\nsaving\n"
+        os.write(2, message.encode())
+        if self.run is not None:
+            self.run.ask_to_stop()
+
+
+class Screen:
+    """Shows a run: one moving line where standard error is a terminal, plain lines on standard output elsewhere."""
+
+    def __init__(self, run: "Run") -> None:
+        self.run = run
+        self.moving = sys.stderr.isatty()
+        self.silent = False
+        self._drawn_at = 0.0
+
+    def show(self, event: "Event") -> None:
+        """Show an event, on the trainer's thread. A reader that has gone away does not end the run."""
+        if self.silent:
+            return
+        try:
+            self._draw(event["type"]) if self.moving else self._line(event)
+        except OSError:
+            self.silent = True
+
+    def _draw(self, kind: str) -> None:
+        from minigpt.progress import moving_line
+
+        if kind == "log" and time.monotonic() - self._drawn_at < REDRAW_AFTER_S:
+            return
+        self._drawn_at = time.monotonic()
+        columns = shutil.get_terminal_size().columns
+        line = moving_line(self.run.history.last, columns)
+        print(f"\r{line:<{columns - 1}}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the moving line, so that what follows starts on its own."""
+        if self.moving and not self.silent:
+            complain("")
+
+    def _line(self, event: "Event") -> None:
+        from minigpt.progress import plain_line
+
+        if (line := plain_line(event, self.run.history.last)) is not None:
+            print(line, flush=True)
+
+
+def _quiet_log() -> None:
+    """Let warnings through, but no traceback of what is told in a sentence anyway."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], OSError | MiniGPTError)))
+    logging.basicConfig(format="%(message)s", handlers=[handler])
+
+
+def _close(run: "Run", weights: Path | None) -> int:
+    """Say how a run ended, write the weights if they are wanted, and return the exit status."""
+    from minigpt.progress import summary
+
+    if run.state == "failed":
+        complain(f"the run failed: {run.error}")
+        return 1
+    best = Path(run.config.checkpoint_path)
+    files = [path for path in (best, run.folder / "last.safetensors") if path.is_file()]
+    lines = summary(run.history.last, files)
+    if weights is not None:
+        if not files:
+            raise DataError("there are no weights to write: the run was stopped before its first step")
+        size = write_weights(files[0], run.folder / "last.safetensors", weights)
+        lines.append(f"weights: {weights}, {size:,} bytes")
+    print("\n".join(lines), flush=True)
+    return 1 if run.state == "diverged" else 0
+
+
+def write_weights(best: Path, last: Path, target: Path) -> int:
+    """Copy a checkpoint to `target` without optimizer and random states; return its size in bytes.
+
+    Args:
+        best: the checkpoint to copy.
+        last: the run's last checkpoint, whose curves and samples reach further if it was made at the same step.
+        target: the file to write.
+
+    Raises:
+        CheckpointError: a file cannot be used.
+        OSError: the file cannot be written.
+    """
+    from minigpt.checkpoint import read_checkpoint, save_checkpoint
+
+    checkpoint, newest = read_checkpoint(best), read_checkpoint(last)
+    told = newest.metadata if newest.step == checkpoint.step else checkpoint.metadata
+    names = ("series", "samples", "data", "val_step", "best_val_loss", "best_step", "max_steps", "elapsed", "threads", "corpus")
+    facts = {name: told[name] for name in names if name in told}
+    save_checkpoint(
+        checkpoint.model,
+        None,
+        checkpoint.config,
+        checkpoint.step,
+        checkpoint.val_loss,
+        path=target,
+        tokenizer=checkpoint.tokenizer,
+        facts=facts,
+    )
+    return target.stat().st_size
+
+
+def inspect_command(arguments: Sequence[str]) -> int:
+    """Tell what is in a checkpoint file, without running it."""
+    parser = Parser(prog=f"{PROGRAM} inspect", description="Tell what is in a checkpoint, anybody's, without running it.")
+    parser.add_argument("file", metavar="FILE", type=Path, help="a .safetensors or .pt file")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    options = parser.parse_args(arguments)
+    from minigpt.inspection import inspect_safely
+    from minigpt.progress import description
+
+    try:
+        report = inspect_safely(options.file)
+    except CheckpointError as error:
+        if options.json:
+            print(json.dumps({"error": str(error)}))
+        raise CheckpointError(f"{options.file}: {error}") from None
+    print(json.dumps(report.to_dict(), indent=1) if options.json else "\n".join(description(report)))
+    return 0
+
+
+def generate_command(arguments: Sequence[str]) -> int:
+    """Print the prompt and what a checkpoint's model writes after it."""
+    from minigpt.cli_flags import parse_generate
+    from minigpt.header import read_header
+
+    request = parse_generate(Parser(prog=f"{PROGRAM} generate", allow_abbrev=False), arguments)
+    path = request.checkpoint / "best.safetensors" if request.checkpoint.is_dir() else request.checkpoint
+    try:
+        read_header(path)  # what is no checkpoint is refused before torch is waited for
+        from minigpt.checkpoint import read_checkpoint
+
+        checkpoint = read_checkpoint(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    import torch
+
+    from minigpt.config import UNK
+    from minigpt.generate import first_id, generate, usual_prompt
+
+    if (tokenizer := checkpoint.tokenizer) is None:
+        raise CheckpointError(f"{path}: it holds no tokenizer, so its model cannot read or write text")
+    ids = tokenizer.encode(request.prompt if request.prompt is not None else usual_prompt(tokenizer)) or [first_id(tokenizer)]
+    if unknown := ids.count(UNK):
+        complain(f"{unknown} of the prompt's {len(ids)} tokens are not in this model's vocabulary; it reads them as <unk>")
+    generator = torch.Generator().manual_seed(request.seed)
+    ids += generate(checkpoint.model, ids, request.max_tokens, temperature=request.temperature, top_k=request.top_k, generator=generator)
+    print(tokenizer.decode(ids))
+    return 0

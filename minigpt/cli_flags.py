@@ -1,0 +1,192 @@
+"""The flags of `train`, made from the declared settings by pydantic-settings, and those of `generate`.
+
+Knows no torch, so that help and mistakes are instant.
+"""
+
+import argparse
+import difflib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from minigpt.config import TransformerConfig, sentences
+from minigpt.errors import ConfigError
+from minigpt.presets import DEFAULT_PRESET, PRESETS
+
+
+class _Flags(TransformerConfig, BaseSettings):
+    """The settings as flags. What neither flag nor preset gives stays unset, so that the run's folder can tell a chosen one from a default."""
+
+    model_config = SettingsConfigDict(cli_kebab_case=True, cli_hide_none_type=True, cli_avoid_json=True)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # Flags and preset alone: left as it is, the library would also take a variable `seed` of the environment.
+        return (init_settings,)
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What a person asked `train` to do."""
+
+    config: TransformerConfig
+    preset: str
+    weights: Path | None
+
+
+def parse_train(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> TrainRequest:
+    """Read the flags of `train`; an unset one has its preset's value.
+
+    Args:
+        parser: an empty parser without abbreviations, which receives the flags.
+        arguments: what stands behind `train`.
+
+    Raises:
+        ConfigError: with every problem, one sentence a line.
+        SystemExit: help was asked for, and printed.
+    """
+    parser.usage = f"{parser.prog} [--preset NAME] [--FLAG VALUE ...] [--weights FILE]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = "Train a model, from a preset's settings or your own."
+    parser.epilog = _presets_as_text()
+    parser.add_argument("--preset", default=DEFAULT_PRESET, metavar="NAME", help=f"where the settings start from: {', '.join(PRESETS)}")
+    parser.add_argument("--weights", metavar="FILE", help="also write the best model to FILE, without what only a resume needs")
+    source = CliSettingsSource[Any](_Flags, root_parser=parser)
+    flags, problems = split_flags(arguments)
+    values, unknown = parser.parse_known_args(flags)
+    known = [f"--{name.replace('_', '-')}" for name in ("preset", "weights", *TransformerConfig.model_fields)]
+    problems += [f"{name} is not a flag of train: {suggestion(name, known)}" for name in (flag.partition("=")[0] for flag in unknown)]
+    if values.preset not in PRESETS:
+        problems.append(f"preset is {values.preset!r}; it must be one of {', '.join(PRESETS)}: {suggestion(values.preset, PRESETS)}")
+    weights = Path(values.weights) if values.weights is not None else None
+    if weights is not None and (problem := _unwritable(weights)):
+        problems.append(problem)
+    start = PRESETS[values.preset].settings if values.preset in PRESETS else {}
+    try:
+        flagged = CliApp.run(_Flags, cli_args=values, cli_settings_source=source, **start)
+    except ValidationError as error:
+        raise ConfigError("\n".join([*problems, *sentences(error)])) from None
+    config = TransformerConfig(**flagged.model_dump(exclude_unset=True))
+    if problems := [*problems, *config.problems()]:
+        raise ConfigError("\n".join(problems))
+    return TrainRequest(config, values.preset, weights)
+
+
+def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Bring arguments into the form `--some-flag=value`, so that underscores and negative numbers are taken too; collect what is no flag.
+
+    Returns:
+        The flags, and a sentence for each argument that is none.
+    """
+    flags: list[str] = []
+    problems: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        if word in ("-h", "--help"):
+            return ["--help"], []
+        name, given, value = word.partition("=")
+        name = name.replace("_", "-")
+        if not name.startswith("--") or len(name) == 2:
+            problems.append(f"{word[:40]!r} stands alone; settings are given as --flag value")
+        elif given:
+            flags.append(f"{name}={value}")
+        elif waiting and not waiting[0].startswith("--"):
+            flags.append(f"{name}={waiting.pop(0)}")
+        else:
+            problems.append(f"{name} has no value; give it one: {name} VALUE")
+    return flags, problems
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return what to try instead of a misspelt word."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {close[0]}?" if close else "--help lists what there is"
+
+
+def _unwritable(path: Path) -> str | None:
+    """Say why a file cannot be written, before a run is spent on it; None if it can."""
+    if path.is_dir():
+        return f"weights is {str(path)!r}, a folder; give the name of a file in it, such as {path / 'model.safetensors'}"
+    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        return f"weights is {str(path)!r}; nothing can be written in {nearest}: choose another folder"
+    return None
+
+
+def _presets_as_text() -> str:
+    """List the presets and what each changes of the defaults, for the end of the help."""
+    lines = ["Defaults shown are those of the preset classic. The presets:"]
+    for name, preset in PRESETS.items():
+        changes = ", ".join(f"{key} {value}" for key, value in preset.settings.items())
+        lines += [f"  {name}: {preset.sentence}", *([f"    {changes}"] if changes else [])]
+    return "\n".join(lines)
+
+
+# name, kind, default, lowest, highest, help
+WRITING: tuple[tuple[str, type[int] | type[float], float, float, float | None, str], ...] = (
+    ("seed", int, 0, 0, 2**32 - 1, "same seed, same text"),
+    ("temperature", float, 0.8, 0, 5, "0 takes the likeliest token each time; higher is bolder"),
+    ("top_k", int, 50, 0, None, "draw from this many likeliest tokens; 0 means from all"),
+    ("max_tokens", int, 200, 1, 10_000, "how many tokens to write"),
+)
+
+
+@dataclass(frozen=True)
+class WriteRequest:
+    """What a person asked `generate` to do; without a prompt, the model's usual one is taken."""
+
+    checkpoint: Path
+    prompt: str | None
+    seed: int
+    temperature: float
+    top_k: int
+    max_tokens: int
+
+
+def parse_generate(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> WriteRequest:
+    """Read the arguments of `generate`.
+
+    Raises:
+        ConfigError: with every number that is out of its range, one sentence a line, or with what argparse found.
+        SystemExit: help was asked for, and printed.
+    """
+    parser.description = "Let a checkpoint's model write."
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a checkpoint of MiniGPT, or the folder of a run")
+    parser.add_argument("--prompt", metavar="TEXT", help="what the text begins with")
+    for name, kind, default, low, high, text in WRITING:
+        flag = f"--{name.replace('_', '-')}"
+        spellings = [flag] if flag[2:] == name else [flag, f"--{name}"]
+        parser.add_argument(*spellings, default=str(default), metavar=kind.__name__, help=f"{text} ({_span(low, high)}; default {default})")
+    options = parser.parse_args(arguments)
+    chosen: dict[str, Any] = {}
+    problems = []
+    for name, kind, default, low, high, _ in WRITING:
+        given = getattr(options, name)
+        try:
+            chosen[name] = kind(given)
+            fits = low <= chosen[name] and (high is None or chosen[name] <= high)
+        except ValueError:
+            fits = False
+        if not fits:
+            what = "a whole number" if kind is int else "a number"
+            problems.append(f"{name} is {given[:40]!r}; it must be {what}, {_span(low, high)}: try {default}")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return WriteRequest(options.checkpoint, options.prompt, **chosen)
+
+
+def _span(low: float, high: float | None) -> str:
+    return f"{low:,} or more" if high is None else f"{low:,} to {high:,}"

@@ -1,0 +1,141 @@
+"""How things read in a terminal: a run's moving line, the plain lines of its log, its closing summary, and what is in a checkpoint.
+
+Only makes text; who prints it, and where, is the command line's business. Knows no torch.
+"""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from minigpt.events import AnyEvent, perplexity
+from minigpt.header import clean
+from minigpt.inspection.report import Report
+
+MIN_BAR = 8
+REASONS = {
+    "finished": "finished",
+    "stopped": "stopped",
+    "early": "finished early, for lack of progress",
+    "diverged": "diverged: the loss was no longer a finite number, so training ended",
+}
+
+
+def seconds(value: float) -> str:
+    """Write a duration as a person would: "9.8 s", "3 min 12 s", "2 h 5 min"."""
+    if value < 60:
+        return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def moving_line(last: Mapping[str, AnyEvent], columns: int) -> str:
+    """Return the one line that a terminal shows of a run at work.
+
+    Args:
+        last: the latest event of each kind, as `History.last` has it.
+        columns: the terminal's width; the line is shorter by one, so that the cursor never wraps.
+    """
+    log = last.get("log")
+    status = last.get("status", {})
+    ended = "complete" in last
+    if log is None or (status.get("phase") != "training" and not ended):
+        return str(status.get("message", "starting"))[: columns - 1]
+    step, total = int(log["step"]), max(int(log["max_steps"]), 1)
+    left = float(log["elapsed"]) / max(step, 1) * (total - step)
+    words = [f"step {step:,}/{total:,}", f"loss {log['loss']:.3f}"]
+    if "eval" in last:
+        words.append(f"validation {last['eval']['val_loss']:.3f}")
+    words += [f"{log.get('tokens_per_s', 0.0):,.0f} tokens/s", seconds(last["complete"]["elapsed"]) if ended else f"{seconds(left)} left"]
+    text = "  ".join(words)
+    room = min(columns - len(text) - 5, 40)
+    bar = ""
+    if room >= MIN_BAR:
+        done = round(room * step / total)
+        bar = f"[{'#' * done}{'-' * (room - done)}]  "
+    return (bar + text)[: columns - 1]
+
+
+def plain_line(event: AnyEvent, last: Mapping[str, AnyEvent]) -> str | None:
+    """Return the line that a log file gets for an event, or None for the many that would only fill it."""
+    kind = event["type"]
+    if kind == "status":
+        return str(event["message"])
+    if kind == "data":
+        return (
+            f"{event['parameters']:,} parameters on {event['device']} with {_count(event['threads'], 'thread')}; {event['characters']:,} characters, "
+            f"{event['vocab_size']:,} tokens known, {event['unknown_share']:.1%} of the text is unknown to them"
+        )
+    if kind != "eval":
+        return None
+    words = [f"step {event['step']:,} of {event['max_steps']:,}", f"validation loss {loss(event['val_loss'])}"]
+    if (log := last.get("log")) is not None:
+        words += [f"training loss {log['loss']:.3f}", f"{log.get('tokens_per_s', 0.0):,.0f} tokens/s"]
+    return ", ".join([*words, seconds(event["elapsed"])])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def loss(value: object) -> str:
+    """Write a loss in nats with its perplexity, or say that there is none."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return "not measured"
+    return f"{value:.4g} (perplexity {perplexity(value):.4g})"
+
+
+def summary(last: Mapping[str, Mapping[str, Any]], files: Sequence[Path]) -> list[str]:
+    """Return the closing lines of a run: how it ended, how good it is, where it lies, what to do next.
+
+    Args:
+        last: the latest event of each kind.
+        files: the checkpoints that exist, the best one first.
+    """
+    end, data = last.get("complete"), last.get("data", {})
+    if end is None:
+        lines = ["stopped before the first step"]
+    else:
+        scored, of = end.get("val_tokens", 0), end.get("val_tokens_total", 0)
+        part = f", measured on {scored:,} of {of:,} tokens" if 0 < scored < of else ""
+        lines = [
+            f"{REASONS[end['reason']]} after {end['step']:,} of {end['max_steps']:,} steps in {seconds(end['elapsed'])}",
+            f"final validation loss {loss(end['val_loss'])}{part}",
+            f"best validation loss {loss(end['best_val_loss'])} at step {end.get('best_step', 0):,}",
+        ]
+    if data:
+        lines.append(f"text: {data['corpus']}")
+    if not files:
+        return [*lines, "no checkpoint was written"]
+    best = shlex.quote(str(files[0]))
+    prompt = str(last.get("sample", {}).get("prompt", "")).strip()
+    return [
+        *lines,
+        *(f"checkpoint: {path}" for path in files),
+        f"look inside: python -m minigpt inspect {best}",
+        f"let it write: python -m minigpt generate {best}" + (f" --prompt {shlex.quote(prompt)}" if prompt else ""),
+    ]
+
+
+def description(report: Report) -> list[str]:
+    """Return what is in a checkpoint file: a verdict, the settings, the parameters by block, and what is odd."""
+    verdict = [f"step {report.step:,}" if report.step is not None else "no step recorded", f"validation loss {loss(report.val_loss)}"]
+    if report.val_loss is not None and report.val_loss == report.best_val_loss:
+        verdict.append("best of its run")
+    checked = "every value read" if report.checked else "values not checked"
+    blocks = {name: f"{count:,}" for name, count in report.parameters_by_block.items()}
+    return [
+        ", ".join(verdict),
+        f"format: {report.format}, {report.made_by}, {report.size_bytes:,} bytes, {checked}",
+        *_section("settings", {name: clean(value) for name, value in report.config.items()}),
+        *_section(f"parameters: {report.parameters:,}", blocks),
+        *([""] if report.warnings or report.notes else []),
+        *(f"warning: {text}" for text in report.warnings),
+        *(f"note: {text}" for text in report.notes),
+    ]
+
+
+def _section(title: str, content: Mapping[str, str]) -> list[str]:
+    width = max((len(name) for name in content), default=0)
+    return ["", title if content else f"{title}: none recorded", *(f"  {clean(name):<{width}}  {value}" for name, value in content.items())]

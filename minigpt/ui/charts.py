@@ -1,0 +1,126 @@
+"""Figures: plain functions from curves to plotly. The page's script appends points to what is drawn here, by the order of the traces."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import plotly.graph_objects as go
+from gradio.components.plot import PlotData
+from plotly.subplots import make_subplots
+
+from minigpt.config import TransformerConfig
+from minigpt.history import History
+from minigpt.optim import get_lr
+
+Curve = tuple[list[int], list[float | None]]
+Curves = Mapping[str, Curve]
+
+GREY, BLUE, ORANGE, GOLD, RED = "rgba(128,128,128,.55)", "#3b82f6", "#f97316", "#eab308", "#ef4444"
+GRID = "rgba(128,128,128,.22)"
+MODE_BAR = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]}
+
+
+def curves_of(history: History) -> dict[str, Curve]:
+    """Return the drawn points of a run's history."""
+    return {name: (part["x"], part["y"]) for name, part in history.since({}).items()}
+
+
+def thin(curves: Curves, most: int) -> dict[str, Curve]:
+    """Keep at most about `most` points of each curve, its last one always."""
+    return {name: (_every(x, most), _every(y, most)) for name, (x, y) in curves.items()}
+
+
+def _every(values: list[Any], most: int) -> list[Any]:
+    stride = -(-len(values) // most) or 1
+    return values[::-1][::stride][::-1]
+
+
+def loss_figure(curves: Curves, baselines: Mapping[str, float | None], best: tuple[int, float] | None = None, last_step: int = 1) -> go.Figure:
+    """Draw train, smoothed and validation loss on one axis, a star at the best, dashed lines at what needs no learning.
+
+    Args:
+        curves: by the names of `History.series`.
+        baselines: `uniform` (ln V) and `unigram` losses in nats; None draws nothing.
+        best: step and loss of the best validation.
+        last_step: where the dashed lines end.
+    """
+    empty: Curve = ([], [])
+    figure = go.Figure(
+        [
+            _line(curves.get("train", empty), "training", GREY, width=1),
+            _line(curves.get("smoothed", empty), "training, smoothed", BLUE, width=2.5),
+            _line(curves.get("val", empty), "validation", ORANGE, width=2, mode="lines+markers", marker={"size": 5}),
+            _line(
+                ([best[0]], [best[1]]) if best else empty,
+                "best",
+                GOLD,
+                mode="markers",
+                marker={"symbol": "star", "size": 15, "line": {"width": 1, "color": "#713f12"}},
+            ),
+            _dashed(baselines.get("uniform"), last_step, "knows nothing"),
+            _dashed(baselines.get("unigram"), last_step, "knows word frequencies"),
+            _line(empty, "not a number", RED, mode="markers", marker={"symbol": "x", "size": 12}),
+        ]
+    )
+    figure.update_xaxes(title="step", rangemode="tozero")
+    figure.update_yaxes(title="loss (nats per token)")
+    return _dressed(figure, 320)
+
+
+def _line(curve: Curve, name: str, colour: str, *, width: float = 2, mode: str = "lines", **more: Any) -> go.Scatter:
+    hover = "step %{x:,}<br>" + name + " %{y:.4g}<extra></extra>"
+    return go.Scatter(x=curve[0], y=curve[1], name=name, mode=mode, line={"color": colour, "width": width}, hovertemplate=hover, **more)
+
+
+def _dashed(value: float | None, last_step: int, name: str) -> go.Scatter:
+    curve: Curve = ([], []) if value is None else ([0, last_step], [value, value])
+    scatter = _line(curve, name, GREY, width=1.5)
+    scatter.line.dash = "dash" if name == "knows nothing" else "dot"
+    return scatter
+
+
+def details_figure(curves: Curves) -> go.Figure:
+    """Draw learning rate, gradient norm and tokens per second below each other, on one axis of steps."""
+    empty: Curve = ([], [])
+    names = {"lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_s": "tokens per second"}
+    figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06)
+    for row, (name, title) in enumerate(names.items(), start=1):
+        figure.add_trace(_line(curves.get(name, empty), title, (BLUE, ORANGE, "#10b981")[row - 1]), row=row, col=1)
+        figure.update_yaxes(title=title, row=row, col=1)
+    figure.update_xaxes(title="step", row=3, col=1)
+    return _dressed(figure, 480).update_layout(showlegend=False)
+
+
+def schedule_figure(config: TransformerConfig) -> go.Figure:
+    """Draw the learning rate that these settings plan for every step."""
+    steps = sorted({*range(0, config.max_steps, max(config.max_steps // 200, 1)), min(config.warmup_steps, config.max_steps), config.max_steps})
+    rates = [get_lr(step, config.warmup_steps, config.max_steps, config.learning_rate, config.min_lr) for step in steps]
+    figure = go.Figure([_line((steps, [float(rate) for rate in rates]), "learning rate", BLUE)])
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title="learning rate")
+    return _dressed(figure, 220).update_layout(showlegend=False)
+
+
+def _dressed(figure: go.Figure, height: int) -> go.Figure:
+    """Make a figure fit light and dark pages: nothing painted behind it, grey lines, colours that read on both; the script sets the font's."""
+    figure.update_layout(
+        template="none",
+        height=height,
+        margin={"l": 52, "r": 12, "t": 8, "b": 40},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"color": "#888", "family": "system-ui, sans-serif", "size": 12},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        hoverlabel={"namelength": -1},
+        dragmode="zoom",
+    )
+    figure.update_xaxes(gridcolor=GRID, zeroline=False, automargin=True)
+    figure.update_yaxes(gridcolor=GRID, zeroline=False, automargin=True)
+    return figure
+
+
+def as_plot(figure: go.Figure) -> PlotData:
+    """Wrap a figure with the mode bar's settings, which gr.Plot passes on to plotly only in this form."""
+    content = json.loads(figure.to_json())
+    content["config"] = MODE_BAR
+    return PlotData(type="plotly", plot=json.dumps(content))

@@ -1,0 +1,169 @@
+// The page's half of the feed. It appends points to charts that gr.Plot mounted once, and owns the text inside #status, #sample and #log.
+// Views come pushed (the value of this component, from the page's own Start) or pulled (server.poll); indices make the two mix and gaps heal.
+// Inside js_on_load gradio provides: element, props, server, watch.
+const CHARTS = { loss: ['train', 'smoothed', 'val'], details: ['lr', 'grad_norm', 'tokens_per_s'] };  // a series' place is its trace
+const [BEST, UNIFORM, UNIGRAM, BAD] = [3, 4, 5, 6];                                                  // further traces of the loss chart
+const PUSH_LASTS_MS = 2500, SPACE = location.hostname.endsWith('.hf.space') ? 5 : 1;               // Spaces answer fast polling with 429
+
+let run = null, view = {}, samples = [], follow = true, counts = {}, nodes = {}, marks = '';
+let busy = false, misses = 0, polls = 0, pushed = -1e9, pulled = 0, eager = 0, said = '', logged = 0;
+
+const one = selector => document.querySelector(selector);
+const put = (selector, text) => { const node = one(selector); if (node && node.textContent !== text) node.textContent = text; };
+
+function button(state) { const tabs = one('#tabs'); if (tabs) tabs.dataset.run = state; }  // the style sheet shows Train it or Stop
+
+function chart(id) {  // the mounted chart, or null; a new node (gradio drew it again) starts from nothing
+  const node = one(`#${id} .js-plotly-plot`);
+  if (!window.Plotly || !node || !node._fullLayout || !node.data) return null;
+  if (nodes[id] !== node) {
+    nodes[id] = node;
+    CHARTS[id].forEach(name => delete counts[name]);
+    if (id === 'loss') { marks = ''; node.on('plotly_click', event => show(nearest(event.points[0].x), true)); }
+    node.setAttribute('role', 'img');
+    node.setAttribute('aria-label', id === 'loss' ? 'Training and validation loss by step' : 'Learning rate, gradient norm and speed by step');
+    paint(node);
+  }
+  return node;
+}
+
+function paint(node) {  // plotly cannot read the page's colours by itself
+  node.dataset.painted = '1';
+  Plotly.relayout(node, { 'font.color': getComputedStyle(document.body).getPropertyValue('--body-text-color').trim() || '#888' });
+}
+
+function append(id, series) {  // returns false if points are missing in between
+  const node = chart(id);
+  if (!node) return true;
+  const x = [], y = [], traces = [];
+  let whole = true;
+  CHARTS[id].forEach((name, trace) => {
+    const part = series[name], had = counts[name];
+    if (!part) return;
+    if (!had || had[0] !== part.e) {
+      if (part.i > 0) { whole = false; return; }
+      Plotly.restyle(node, { x: [part.x], y: [part.y] }, [trace]);
+      counts[name] = [part.e, part.x.length];
+      return;
+    }
+    if (part.i > had[1]) { whole = false; return; }
+    const known = had[1] - part.i;
+    if (part.x.length <= known) return;
+    x.push(part.x.slice(known)); y.push(part.y.slice(known)); traces.push(trace);
+    counts[name] = [part.e, part.i + part.x.length];
+  });
+  if (traces.length) Plotly.extendTraces(node, { x, y }, traces);
+  return whole;
+}
+
+function mark() {  // the star, the dashed lines, the place where the loss stopped being a number
+  const node = chart('loss');
+  const now = JSON.stringify([run, view.best, view.lines, view.bad, view.max_steps]);
+  if (!node || now === marks) return;
+  marks = now;
+  const level = value => value == null ? [[], []] : [[0, view.max_steps], [value, value]];
+  const point = pair => pair ? [[pair[0]], [pair[1]]] : [[], []];
+  const known = node.data[1].y.filter(v => v != null);
+  const rows = [point(view.best), level(view.lines.uniform), level(view.lines.unigram), point(view.bad == null ? null : [view.bad, known.at(-1) ?? view.lines.uniform])];
+  Plotly.restyle(node, { x: rows.map(r => r[0]), y: rows.map(r => r[1]) }, [BEST, UNIFORM, UNIGRAM, BAD]);
+}
+
+function nearest(step) {
+  return samples.reduce((best, sample, index) => Math.abs(sample.step - step) < Math.abs(samples[best].step - step) ? index : best, 0);
+}
+
+function show(index, chosen) {  // the sample of a moment; by hand it stays, otherwise the newest is followed
+  if (!samples.length) return;
+  index = Math.min(Math.max(index, 0), samples.length - 1);
+  if (chosen) follow = index === samples.length - 1;
+  const slider = one('#age');
+  if (slider) { slider.max = samples.length - 1; slider.value = index; slider.setAttribute('aria-valuetext', samples[index].tag); }
+  put('#before', samples[0].text); put('#before-tag', samples[0].tag);
+  put('#after', samples[index].text); put('#after-tag', samples[index].tag);
+}
+
+function tell() {  // words and buttons; the polite region changes only with the state and with evaluations
+  put('#status .state', view.status); put('#status .numbers', view.numbers);
+  if (view.story !== said) { said = view.story; put('#status .story', said); }
+  const bar = one('#status .fill');
+  if (bar) bar.style.width = `${100 * view.share}%`;
+  button(view.live ? (view.state === 'stopping' ? 'stopping' : 'live') : view.state === 'example' ? 'example' : 'done');
+  const percent = Math.floor(100 * view.share);
+  document.title = view.live ? `${percent} % · MiniGPT` : view.state === 'finished' ? '✓ MiniGPT' : view.state === 'example' ? 'MiniGPT' : `${view.state} · MiniGPT`;
+  put('#stop', view.state === 'stopping' ? 'Stopping… (again: skip the last look)' : 'Stop');
+}
+
+function apply(next) {  // returns false if something is missing that a poll must fetch
+  view = next;
+  if (view.run !== run) {
+    run = view.run; counts = {}; marks = ''; samples = []; follow = true;
+    for (const id in CHARTS) { const node = chart(id); if (node) Plotly.restyle(node, { x: CHARTS[id].map(() => []), y: CHARTS[id].map(() => []) }, CHARTS[id].map((_, i) => i)); }
+  }
+  const complete = view.first <= samples.length;
+  if (complete && view.first + view.samples.length > samples.length) {
+    samples = samples.slice(0, view.first).concat(view.samples);
+    if (follow) show(samples.length - 1, false); else show(Number(one('#age')?.value ?? 0), false);
+  }
+  tell();
+  let whole = complete;
+  for (const id in CHARTS) whole = append(id, view.series) && whole;
+  mark();
+  return whole;
+}
+
+async function pull() {
+  if (busy) return;
+  busy = true; polls++;
+  const late = new Promise((_, fail) => setTimeout(() => fail(Error('late')), 8000));
+  try {
+    const series = {};  // null: not wanted, its chart is folded away
+    for (const id in CHARTS) { const there = chart(id); CHARTS[id].forEach(name => { series[name] = there ? counts[name] ?? [-1, 0] : null; }); }
+    const have = JSON.stringify({ run, series, samples: samples.length });
+    if (!apply(JSON.parse(await Promise.race([server.poll(have), late])))) counts = {};
+    misses = 0;
+  } catch (error) {
+    if (++misses > 1) put('#status .state', 'connection lost, trying again; the run itself goes on');
+  } finally { busy = false; pulled = performance.now(); }
+}
+
+async function refreshLog() {
+  const log = one('#log .rows');
+  if (!log || !log.offsetParent || performance.now() - logged < 2000) return;
+  logged = performance.now();
+  const html = await server.log_table();
+  if (log.innerHTML !== html) log.innerHTML = html;  // made by the server from numbers alone
+}
+
+function tick() {
+  const now = performance.now();
+  for (const id in CHARTS) { const before = nodes[id], node = chart(id); if (node && node !== before && run) { pull(); return; } }
+  refreshLog().catch(() => {});
+  if (window.Plotly) document.querySelectorAll('.js-plotly-plot:not([data-painted])').forEach(node => node._fullLayout && paint(node));
+  if (now - pushed < PUSH_LASTS_MS) return;
+  const gap = document.hidden ? (view.live ? 5000 : 20000) : view.live || now < eager ? 500 : 1500;
+  if (now - pulled >= gap * SPACE * Math.min(2 ** misses, 8)) pull();
+}
+
+watch('value', () => {
+  if (!props.value) return;
+  pushed = performance.now();
+  if (!apply(JSON.parse(props.value))) pull();
+});
+document.addEventListener('input', event => { if (event.target.id === 'age') show(Number(event.target.value), true); });
+document.addEventListener('click', async event => {
+  if (event.target.closest('#train')) {  // at once, before the server has answered; a refused start is put right by the next poll
+    button('live'); eager = performance.now() + 5000;
+    put('#status .state', 'starting…'); put('#status .story', '');
+    said = '';
+    if (innerWidth < 900) one('#status')?.scrollIntoView({ behavior: 'smooth' });
+  }
+  if (event.target.closest('#csv')) {
+    const link = Object.assign(document.createElement('a'), { download: `minigpt-${run}.csv`, href: URL.createObjectURL(new Blob([await server.csv()], { type: 'text/csv' })) });
+    link.click(); URL.revokeObjectURL(link.href);
+  }
+});
+new MutationObserver(() => document.querySelectorAll('.js-plotly-plot').forEach(node => delete node.dataset.painted))
+  .observe(document.body, { attributes: true, attributeFilter: ['class'] });
+setInterval(tick, 250);
+pull();
+window.minigpt = { get polls() { return polls; }, get view() { return view; }, get samples() { return samples; } };

@@ -1,0 +1,189 @@
+"""What a page is told: one JSON view of a run, holding only what that page lacks. The page's half is `feed.js`.
+
+The same view is pushed by the generator of the page that started the run and pulled by every other page, so both kinds may mix and gaps heal.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from minigpt.checkpoint import FORMAT
+from minigpt.errors import CheckpointError
+from minigpt.header import our_metadata, read_header
+from minigpt.history import curves
+from minigpt.runs import Run, RunManager
+from minigpt.ui import words
+
+EXAMPLE = Path(__file__).parent.parent.parent / "assets" / "example.safetensors"
+LOG_ROWS = 20
+HEADERS = {"lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_s": "tokens/s", "val_loss": "validation loss", "elapsed": "seconds"}
+
+Have = Mapping[str, Any]  # {"run": id, "series": {name: [epoch, count]}, "samples": count}
+
+
+def view(manager: RunManager, have: Have) -> dict[str, Any]:
+    """Return what a page lacks of the latest run of this process, or of the example if there was none."""
+    run = manager.latest
+    return example_view(have) if run is None else run_view(run, have)
+
+
+def run_view(run: Run, have: Have) -> dict[str, Any]:
+    """Return what a page lacks of a run."""
+    known = have if have.get("run") == run.id else {}
+    history = run.history
+    state, data, last = run.state, history.data, history.last
+    samples = list(history.samples)
+    complete = last.get("complete", {})
+    unit = words.UNITS[run.config.tokenizer]
+    validated = last.get("eval", {})
+    if run.is_live:
+        latest = samples[-1]["text"] if samples else ""
+        story = words.milestone(validated["val_loss"], data, latest, unit) if validated else words.coverage(data)
+    else:
+        story = words.verdict(state, complete, data, unit, run.error, run.config.learning_rate)
+    step, most = run.step, run.max_steps
+    elapsed = last.get("log", validated).get("elapsed", 0.0)
+    left = elapsed / step * (most - step) if step and state == "training" else None
+    return {
+        "run": run.id,
+        "live": run.is_live,
+        "state": state,
+        "step": step,
+        "max_steps": most,
+        "status": words.status(state, run.message, step, most, left),
+        "numbers": words.numbers(last, data, unit),
+        "story": story,
+        "share": min(step / max(most, 1), 1.0),
+        "lines": {"uniform": data.get("uniform_loss"), "unigram": data.get("unigram_loss")},
+        "best": best_point(run),
+        "bad": last["log"]["step"] if state == "diverged" and "log" in last else None,
+        "series": _wanted(have, history.since(_counts(known))),
+        **_samples(samples, known),
+    }
+
+
+def best_point(run: Run) -> tuple[int, float] | None:
+    """Return step and loss of the best validation as a point of the drawn curve, whose values come from a part of the text until the end."""
+    last = run.history.last
+    best = last.get("complete") if last.get("complete", {}).get("best_val_loss") is not None else last.get("eval")
+    if not best:
+        return None
+    curve = run.history.since({})["val"]
+    drawn = dict(zip(curve["x"], curve["y"], strict=True))
+    return best["best_step"], drawn.get(best["best_step"]) or best["best_val_loss"]
+
+
+def _samples(samples: list[dict[str, Any]], known: Have) -> dict[str, Any]:
+    count = known.get("samples", 0)
+    first = count if isinstance(count, int) and 0 <= count <= len(samples) else 0
+    return {"first": first, "samples": [_shown(sample) for sample in samples[first:]]}
+
+
+def _shown(sample: Mapping[str, Any]) -> dict[str, Any]:
+    return {"step": sample["step"], "text": str(sample["text"]).lstrip("\n"), "tag": words.tag(sample)}
+
+
+def _counts(known: Have) -> dict[str, tuple[int, int]]:
+    """Read a page's counts, of which nothing is trusted."""
+    series = known.get("series")
+    pairs = series.items() if isinstance(series, dict) else ()
+    return {name: (pair[0], pair[1]) for name, pair in pairs if isinstance(pair, list) and len(pair) == 2 and all(isinstance(n, int) for n in pair)}
+
+
+def _wanted(have: Have, series: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the series that a page says null for: their chart is folded away."""
+    asked = have.get("series")
+    return {name: part for name, part in series.items() if not isinstance(asked, dict) or asked.get(name, ()) is not None}
+
+
+def after(seen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a reader has after it took in a view; for readers on the server's side."""
+    return {
+        "run": seen["run"],
+        "series": {name: [part["e"], part["i"] + len(part["x"])] for name, part in seen["series"].items()},
+        "samples": seen["first"] + len(seen["samples"]),
+    }
+
+
+def as_value(seen: Mapping[str, Any]) -> str:
+    """Write a view as the value of the feed component."""
+    return json.dumps(seen)
+
+
+@functools.cache
+def example() -> dict[str, Any]:
+    """Read the header of the example checkpoint; {} if the file is not there or not readable."""
+    try:
+        metadata = our_metadata(read_header(EXAMPLE)) or {}
+    except (OSError, CheckpointError):
+        return {}
+    return metadata if metadata.get("format") == FORMAT else {}
+
+
+def example_view(have: Have) -> dict[str, Any]:
+    """Return the example checkpoint as if it were a run that has ended."""
+    stored = example()
+    known = have if have.get("run") == "example" else {}
+    counts = _counts(known)
+    data = stored.get("data", {})
+    unit = words.UNITS[stored.get("config", {}).get("tokenizer", "word")]
+    complete = {
+        "elapsed": stored.get("elapsed", 0.0),
+        "step": stored.get("step", 0),
+        "best_val_loss": stored.get("best_val_loss"),
+        "best_step": stored.get("best_step", 0),
+    }
+    series = {}
+    for name, (x, y) in curves(stored.get("series")).items():
+        first = counts.get(name, (0, 0))[1]
+        series[name] = {"e": 0, "i": first, "x": x[first:], "y": y[first:]}
+    last = complete["step"]
+    return {
+        "run": "example",
+        "live": False,
+        "state": "example",
+        "step": last,
+        "max_steps": last,
+        "status": "an example, trained before you came · press Train it to make your own" if stored else "no run yet · press Train it",
+        "numbers": words.numbers({"eval": {**complete, "val_loss": stored.get("val_loss")}}, data, unit) if stored else "",
+        "story": words.verdict("finished", complete, data, unit).replace("Done", "This one was done") if stored else "",
+        "share": 0.0,
+        "lines": {"uniform": data.get("uniform_loss"), "unigram": data.get("unigram_loss")},
+        "best": [complete["best_step"], complete["best_val_loss"]] if complete["best_val_loss"] is not None else None,
+        "bad": None,
+        "series": _wanted(have, series),
+        **_samples(stored.get("samples", []), known),
+    }
+
+
+def server_functions(manager: RunManager) -> list[Callable[..., str]]:
+    """Return the functions that a page's script calls by name. They only read, and trust nothing of what they are given."""
+
+    def poll(have: object = None) -> str:
+        """Return the view as JSON for a page that has `have`, itself JSON."""
+        return as_value(view(manager, _parsed(have)))
+
+    def log_table(_: object = None) -> str:
+        """Return the last rows of the latest run's log as an HTML table, newest first."""
+        if manager.latest is None:
+            return "<p>No run yet: the log of your run will stand here.</p>"
+        rows = manager.latest.history.to_frame().tail(LOG_ROWS).iloc[::-1]
+        return rows.rename(columns=HEADERS).to_html(index=False, border=0, na_rep="", float_format=words.figure, classes="log")
+
+    def csv(_: object = None) -> str:
+        """Return the whole log of the latest run as CSV."""
+        return "" if manager.latest is None else manager.latest.history.to_frame().to_csv(index=False)
+
+    return [poll, log_table, csv]
+
+
+def _parsed(have: object) -> Have:
+    if not isinstance(have, str) or len(have) > 10_000:
+        return {}
+    try:
+        parsed = json.loads(have)
+    except (ValueError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}

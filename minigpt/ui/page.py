@@ -1,0 +1,103 @@
+"""The whole page: header, feed, tabs; and how it is served."""
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from minigpt import system
+from minigpt.runs import RunManager
+from minigpt.ui import api, checkpoint_tab, train_tab
+from minigpt.ui.feed import server_functions
+
+HERE = Path(__file__).parent
+MAX_FILE = "64mb"
+UPLOAD_LIVES_S = 3600
+INTRO = """<header><h1>MiniGPT <span>watch a language model learn</span></h1>
+<p>A small language model learns to write, here, in about ten seconds. It starts knowing nothing.</p></header>"""
+
+
+def theme() -> gr.themes.Base:
+    """Return a plain theme with the system's own fonts (nothing is fetched) and a button dark enough for its white text."""
+    return gr.themes.Base(
+        primary_hue=gr.themes.colors.indigo,
+        neutral_hue=gr.themes.colors.slate,
+        font=["system-ui", "sans-serif"],
+        font_mono=["ui-monospace", "monospace"],
+    ).set(
+        button_primary_background_fill="#4338ca",
+        button_primary_background_fill_hover="#3730a3",
+        button_primary_background_fill_dark="#4f46e5",
+        button_primary_background_fill_hover_dark="#4338ca",
+        button_primary_text_color="white",
+    )
+
+
+def build(manager: RunManager) -> gr.Blocks:
+    """Build the page over a run manager; nothing is served yet."""
+    demo: gr.Blocks
+    with gr.Blocks(title="MiniGPT", analytics_enabled=False, delete_cache=(600, UPLOAD_LIVES_S)) as demo:
+        gr.HTML(INTRO, elem_id="intro")
+        feed = gr.HTML(
+            "",
+            html_template="",
+            js_on_load=(HERE / "feed.js").read_text(encoding="utf-8"),
+            server_functions=server_functions(manager),
+            elem_id="feed",
+        )
+        with gr.Tabs(elem_id="tabs") as tabs:
+            with gr.Tab("Train", id="train"):
+                train = train_tab.build(manager, feed)
+            with gr.Tab("Checkpoint", id="checkpoint") as tab:
+                look = checkpoint_tab.build(manager, tab)
+
+        def show_latest() -> list[Any]:
+            """Open the newest checkpoint in the Checkpoint tab."""
+            return [gr.Tabs(selected="checkpoint"), checkpoint_tab.listed(manager), *checkpoint_tab.open_newest(manager)]
+
+        for button in (train.look_inside, train.write_with):
+            button.click(show_latest, None, [tabs, look.listing, *look.details], show_progress="hidden", api_visibility="private")
+        api.expose(manager)
+    return demo
+
+
+def sweep_uploads() -> None:
+    """Remove what earlier visitors uploaded and a killed server left; gradio removes only what it remembers."""
+    folder = Path(os.environ["GRADIO_TEMP_DIR"])
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(OSError):
+            if time.time() - entry.stat().st_mtime > UPLOAD_LIVES_S:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def serve(demo: gr.Blocks, manager: RunManager) -> None:
+    """Serve the page until Ctrl-C or SIGTERM; then stop and save the run at work and leave with status 0."""
+    manager.prepare()
+    sweep_uploads()
+    leave = threading.Event()
+    demo.queue(max_size=32)
+    demo.launch(
+        theme=theme(),
+        css_paths=[HERE / "style.css"],
+        max_file_size=MAX_FILE,
+        max_threads=64,
+        ssr_mode=False,
+        run_history=False,
+        enable_monitoring=False,
+        show_error=False,
+        footer_links=["api"],
+        share=False,
+        prevent_thread_lock=True,
+    )
+    system.on_termination(leave.set)
+    while not leave.wait(0.5):  # a wait without end would not let Ctrl-C through on Windows
+        pass
+    manager.shutdown()
+    sys.stdout.flush()
+    os._exit(0)  # demo.close() would wait five seconds for open pages

@@ -1,0 +1,222 @@
+"""The Train tab: choose, train, watch, stop. Lays out the controls and turns clicks into calls of the run manager; training is not done here."""
+
+import html
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from minigpt.config import fields
+from minigpt.data import decode_text
+from minigpt.errors import DataError, MiniGPTError
+from minigpt.presets import DEFAULT_PRESET, PRESETS
+from minigpt.runs import Run, RunBusy, RunManager
+from minigpt.ui import charts, feed, form
+
+log = logging.getLogger(__name__)
+
+SHAKESPEARE, OWN = "Shakespeare", "my own text"
+FIRST_SECONDS, FIRST_PAUSE_S, PAUSE_S, FALLBACK_PAUSE_S = 3.0, 0.15, 0.5, 1.0
+FALLBACK_POINTS = 500
+# Told by the page at the click: without plotly's global the script cannot append points, and whole figures must be sent instead.
+TELL_PLOTLY = "(...values) => [...values.slice(0, -1), Boolean(window.Plotly)]"
+
+
+@dataclass
+class TrainTab:
+    """The components that other parts of the page refer to."""
+
+    look_inside: gr.Button
+    write_with: gr.Button
+
+
+def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
+    """Lay out the tab inside the current gr.Tab and wire its events."""
+    start_view = feed.view(manager, {})
+    with gr.Row(elem_id="train-row"):
+        with gr.Column(scale=0, min_width=300, elem_id="left"):
+            source = gr.Radio([SHAKESPEARE, OWN], value=SHAKESPEARE, label="Text", elem_id="source")
+            with gr.Group(visible=False) as own:
+                text = gr.Textbox(
+                    label="Paste a text", lines=5, max_lines=8, elem_id="own-text", placeholder="At least a page; the longer, the better."
+                )
+                file = gr.File(label="or drop a text file (UTF-8)", file_types=[".txt", ".md", "text"], type="binary", height=90, elem_id="own-file")
+            choices = [(form.label(name), name) for name in PRESETS]
+            preset = gr.Radio(choices, value=DEFAULT_PRESET, label="Run", elem_id="preset")
+            train = gr.Button("Train it", variant="primary", size="lg", elem_id="train")
+            stop = gr.Button("Stop", variant="stop", size="lg", elem_id="stop")
+            about = gr.HTML(html.escape(form.summary(DEFAULT_PRESET, PRESETS[DEFAULT_PRESET].config())), elem_id="about")
+            reset = gr.Button("Reset the settings to the preset", size="sm", visible=False, elem_id="reset")
+            with gr.Accordion("Settings: model", open=False, elem_id="settings-model"):
+                model_controls = [form.control(name) for name in fields("model")]
+            with gr.Accordion("Settings: training", open=False, elem_id="settings-training"):
+                training_controls = [form.control(name) for name in fields("training")]
+            with gr.Accordion("Schedule and command", open=False, elem_id="plan"):
+                schedule = gr.Plot(charts.as_plot(charts.schedule_figure(PRESETS[DEFAULT_PRESET].config())), show_label=False, elem_id="schedule")
+                command = gr.Textbox(
+                    form.command(DEFAULT_PRESET, PRESETS[DEFAULT_PRESET].config()),
+                    label="The same run from the command line",
+                    buttons=["copy"],
+                    lines=2,
+                    elem_id="command",
+                )
+        with gr.Column(scale=1, min_width=300, elem_id="right"):
+            gr.HTML(_status_html(start_view), elem_id="status")
+            gr.HTML(_sample_html(start_view), elem_id="sample")
+            with gr.Row(elem_id="next", equal_height=True):
+                look_inside = gr.Button("Look inside", size="sm", elem_id="look-inside")
+                write_with = gr.Button("Write with it", size="sm", elem_id="write-with")
+            loss = gr.Plot(charts.as_plot(_first_figure(start_view)), show_label=False, elem_id="loss")
+            with gr.Accordion("Learning rate, gradient, speed", open=False, elem_id="more"):
+                gr.Plot(charts.as_plot(charts.details_figure({})), show_label=False, elem_id="details")
+            with gr.Accordion("Log table, CSV", open=False, elem_id="log-part"):
+                gr.HTML('<div class="rows"></div><button id="csv" type="button">Download all rows as CSV</button>', elem_id="log")
+    has_plotly = gr.Checkbox(True, visible=False)
+    controls = [*model_controls, *training_controls]
+
+    source.input(lambda chosen: gr.Group(visible=chosen == OWN), source, own, queue=False, show_progress="hidden", api_visibility="private")
+    after = [about, reset, schedule, command]
+    quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+    preset.input(_choose, preset, [*controls, *after], **quiet)
+    reset.click(_choose, preset, [*controls, *after], **quiet)
+    gr.on(
+        [getattr(control, "input") for control in controls],  # noqa: B009  gradio adds events at run time
+        _planned,
+        [preset, *controls],
+        after,
+        trigger_mode="always_last",
+        **quiet,
+    )
+    train.click(
+        _starter(manager),
+        [source, text, file, preset, *controls, has_plotly],
+        [loss, feed_component],
+        js=TELL_PLOTLY,
+        concurrency_limit=8,
+        show_progress="hidden",
+        api_visibility="private",
+    )
+    stop.click(_stopper(manager), None, None, **quiet)
+    return TrainTab(look_inside, write_with)
+
+
+def _status_html(view: dict[str, Any]) -> str:
+    """Paint the status as the script will keep it; the story alone is announced to screen readers."""
+    return (
+        f'<p class="state">{html.escape(view["status"])}</p><div class="bar"><div class="fill"></div></div>'
+        f'<p class="story" role="status" aria-live="polite">{html.escape(view["story"])}</p><p class="numbers">{html.escape(view["numbers"])}</p>'
+    )
+
+
+def _sample_html(view: dict[str, Any]) -> str:
+    """Paint the two boxes, before and after, with the slider over all moments."""
+    samples = view["samples"] or [{"text": "", "tag": ""}]
+    first, last = ({key: html.escape(str(sample[key])) for key in ("text", "tag")} for sample in (samples[0], samples[-1]))
+    most = len(samples) - 1
+    return (
+        f'<div class="pages">{_box("before", "Before training", first)}{_box("after", "What it writes", last)}</div>'
+        f'<label class="age"><span>first</span><input id="age" type="range" min="0" max="{most}" value="{most}" '
+        'aria-label="Moment of training"><span>latest</span></label>'
+    )
+
+
+def _box(name: str, title: str, sample: dict[str, str]) -> str:
+    caption = f'<figcaption>{title} <small id="{name}-tag">{sample["tag"]}</small></figcaption>'
+    return f'<figure>{caption}<pre id="{name}" tabindex="0">{sample["text"]}</pre></figure>'
+
+
+def _first_figure(view: dict[str, Any]) -> Any:
+    curves = {name: (part["x"], part["y"]) for name, part in view["series"].items()}
+    best = tuple(view["best"]) if view["best"] else None
+    return charts.loss_figure(curves, view["lines"], best, max(view["max_steps"], 1))
+
+
+def _choose(preset: str) -> list[Any]:
+    """Set all controls to a preset and tell what that means."""
+    values = form.preset_values(preset)
+    return [*values, *_planned(preset, *values)]
+
+
+def _planned(preset: str, *values: Any) -> list[Any]:
+    """Tell what the settings on the form will cost, or what is wrong with them."""
+    try:
+        config = form.read(preset, values)
+    except MiniGPTError as error:
+        return [f'<span class="wrong">{html.escape(str(error)).replace(chr(10), "<br>")}</span>', gr.Button(visible=True), gr.skip(), gr.skip()]
+    changed = bool(form.differing(preset, config))
+    figure = charts.as_plot(charts.schedule_figure(config))
+    return [html.escape(form.summary(preset, config)), gr.Button(visible=changed), figure, form.command(preset, config)]
+
+
+def own_text(source: str, text: str | None, file: bytes | None) -> str | None:
+    """Return the text a person gave, or None for Shakespeare.
+
+    Raises:
+        DataError: no text was given, or the file is not text.
+    """
+    if source != OWN:
+        return None
+    if file:
+        return decode_text(file)
+    if text is None or not text.strip():
+        raise DataError("the text is empty; paste at least a page of text, drop a file, or choose Shakespeare")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def refusal(error: MiniGPTError) -> gr.Error:
+    """Turn an error into what gradio shows as a message; it renders markup, so what a person typed is escaped."""
+    return gr.Error(html.escape(str(error)).replace("\n", "<br>"), duration=20, title="Not started", print_exception=False)
+
+
+def _starter(manager: RunManager) -> Any:
+    def start(source: str, text: str, file: bytes | None, preset: str, *rest: Any) -> Iterator[tuple[Any, Any]]:
+        """Start a run, or watch the one that is live, and yield the trainer's updates until it ends."""
+        *values, has_plotly = rest
+        try:
+            config = form.read(preset, values)
+            run = manager.start(config, preset=preset, text=own_text(source, text, file))
+        except RunBusy as busy:
+            gr.Info(html.escape(str(busy)))
+            run = busy.run
+        except MiniGPTError as error:
+            raise refusal(error) from None
+        yield from watch(run, whole_figures=has_plotly is False)
+
+    return start
+
+
+def watch(run: Run, *, whole_figures: bool = False) -> Iterator[tuple[Any, Any]]:
+    """Yield (figure, feed) for a run until it has ended: the figure first and last, only what is new in between.
+
+    With `whole_figures` the figure comes each second, thinned, for a page whose script has no plotly.
+    """
+    have = feed.run_view(run, {})
+    yield charts.as_plot(figure_of(run)), feed.as_value(have)
+    began, drawn = time.monotonic(), time.monotonic()
+    while run.is_live:
+        run.ended.wait(FIRST_PAUSE_S if time.monotonic() - began < FIRST_SECONDS else PAUSE_S)
+        have = feed.run_view(run, feed.after(have))
+        due = whole_figures and time.monotonic() - drawn >= FALLBACK_PAUSE_S
+        drawn = time.monotonic() if due else drawn
+        yield charts.as_plot(figure_of(run, FALLBACK_POINTS)) if due else gr.skip(), feed.as_value(have)
+    have = feed.run_view(run, feed.after(have))
+    yield charts.as_plot(figure_of(run)), feed.as_value(have)
+
+
+def figure_of(run: Run, most: int | None = None) -> Any:
+    """Draw a run's losses as they are now, with at most `most` points a curve."""
+    curves = charts.curves_of(run.history)
+    lines = {"uniform": run.history.data.get("uniform_loss"), "unigram": run.history.data.get("unigram_loss")}
+    return charts.loss_figure(charts.thin(curves, most) if most else curves, lines, feed.best_point(run), run.max_steps)
+
+
+def _stopper(manager: RunManager) -> Any:
+    def stop() -> None:
+        """Set the stop event of the run at work; the run does the rest."""
+        if (run := manager.active) is not None:
+            run.ask_to_stop()
+
+    return stop

@@ -1,0 +1,129 @@
+"""Sentences for people: what a run is doing, what its model knows by now, how it ended. Numbers in, plain words out."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+SPEAKER = re.compile(r"^[A-Z][A-Z ]+:\n", re.MULTILINE)
+UNITS = {"word": "words", "char": "characters"}
+
+
+def duration(seconds: float) -> str:
+    """Write a time as a person says it."""
+    if seconds < 90:
+        return f"{max(seconds, 0):.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def figure(value: float) -> str:
+    """Write a number for a table: four significant digits, large ones whole with thousands apart."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def choices(loss: float) -> str:
+    """Write a loss in nats as the number of equally likely tokens it stands for."""
+    count = math.exp(min(loss, 20.0))
+    return f"{count:,.0f}" if count >= 10 else f"{count:.1f}"
+
+
+def milestone(loss: float, data: Mapping[str, Any], sample: str, unit: str) -> str:
+    """Say in one sentence what a model with this validation loss knows, measured against what needs no learning."""
+    uniform, unigram = data.get("uniform_loss", math.inf), data.get("unigram_loss", math.inf)
+    known = f"It chooses among about {choices(loss)} {unit}, surprise {loss:.2f}."
+    if loss > uniform - 0.15:
+        count = data.get("vocab_size", 0)
+        return f"It is guessing at random: surprise {loss:.1f} = ln {count:,}, every one of {count:,} {unit} equally likely."
+    if loss > unigram + 0.05:
+        return f"It is finding out which {unit} are common. {known}"
+    if loss > unigram - 0.35:
+        return f"It knows which {unit} are common, and little else. {known}"
+    if len(SPEAKER.findall(sample)) >= 2:
+        return f"It knows that a name in capitals is followed by a colon and a new line. {known}"
+    return f"It has learned which {unit} follow which. {known}"
+
+
+def status(state: str, message: str, step: int, max_steps: int, seconds_left: float | None) -> str:
+    """Say where a run stands."""
+    if state == "preparing":
+        return message or "getting ready"
+    where = f"step {step:,} of {max_steps:,}"
+    if state == "stopping":
+        return f"stopping at {where}: saving, then one last look at the validation text"
+    if state == "training":
+        return f"training · {where}" + ("" if seconds_left is None else f" · about {duration(seconds_left)} left")
+    return f"{state} · {where}"
+
+
+def verdict(state: str, complete: Mapping[str, Any], data: Mapping[str, Any], unit: str, error: str = "", learning_rate: float = 0.0) -> str:
+    """Say how a run ended and what that means."""
+    if state == "failed":
+        return f"The run could not go on: {error}"
+    if not complete:
+        return "Stopped before there was a model; nothing was saved." if state == "stopped" else ""
+    took = duration(float(complete["elapsed"]))
+    step, best, best_step = complete["step"], complete.get("best_val_loss"), complete.get("best_step", 0)
+    learned = (
+        ""
+        if best is None
+        else f"From {data.get('vocab_size', 0):,} possible next {unit} to about {choices(best)}; best at step {best_step:,}, saved."
+    )
+    if state == "diverged":
+        third = f"{learning_rate / 3:.2g}"
+        return f"The loss stopped being a number at step {step + 1:,}. The last finite weights are saved. Try a learning rate of {third}, a third."
+    if complete.get("reason") == "early":
+        return f"Stopped early after {took}: the validation loss no longer fell. {learned}"
+    if state == "stopped":
+        return f"Stopped after {took} and saved. {learned}"
+    return f"Done in {took}. {learned}"
+
+
+def checkpoint_verdict(step: int | None, val_loss: float | None, metadata: Mapping[str, Any]) -> str:
+    """Say in one line what a checkpoint is worth."""
+    parts = ["step not recorded" if step is None else f"step {step:,}"]
+    if val_loss is None:
+        parts.append("validation loss not recorded")
+    else:
+        measured = metadata.get("val_step")
+        later = f" (measured at step {measured:,})" if isinstance(measured, int) and measured != step else ""
+        parts += [f"validation loss {val_loss:.2f}{later}", f"perplexity {choices(val_loss)}"]
+    best_step, best = metadata.get("best_step"), metadata.get("best_val_loss")
+    if isinstance(best_step, int) and step is not None:
+        parts.append(
+            "best of its run"
+            if best_step == step
+            else f"its run's best is step {best_step:,}" + (f" with {best:.2f}" if isinstance(best, float) else "")
+        )
+    return " · ".join(parts)
+
+
+def numbers(last: Mapping[str, Mapping[str, Any]], data: Mapping[str, Any], unit: str) -> str:
+    """Write the figures of the moment, each beside a word."""
+    parts = []
+    if (log := last.get("log")) and log["loss"] is not None:
+        parts += [f"loss {log['loss']:.2f}", f"perplexity {choices(log['loss'])}"]
+    validated = last.get("complete") if last.get("complete", {}).get("val_loss") is not None else last.get("eval")
+    if validated and validated.get("val_loss") is not None:
+        scored = f", on {validated['val_tokens']:,} of {validated['val_tokens_total']:,} tokens" if validated.get("val_tokens") else ""
+        parts.append(f"validation {validated['val_loss']:.2f} (chooses among about {choices(validated['val_loss'])} {unit}{scored})")
+        if validated.get("best_val_loss") is not None:
+            parts.append(f"best {validated['best_val_loss']:.2f} at step {validated.get('best_step', 0):,}")
+    if data:
+        parts.append(f"{data['corpus']}: {100 * data['unknown_share']:.0f} % of the text is other {unit}")
+    return " · ".join(parts)
+
+
+def coverage(data: Mapping[str, Any]) -> str:
+    """Say what was read."""
+    if not data:
+        return ""
+    others = f"{100 * data['unknown_share']:.0f} % of the text is others"
+    return f"Read {data['characters']:,} characters of {data['corpus']}: {data['vocab_size']:,} tokens known, {others}."
+
+
+def tag(sample: Mapping[str, Any]) -> str:
+    """Write beside a sample when it was written."""
+    loss = sample.get("loss")
+    return f"step {sample['step']:,} · {duration(sample['elapsed'])}" + ("" if loss is None else f" · surprise {loss:.1f}")
