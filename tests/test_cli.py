@@ -245,6 +245,7 @@ def exit_code(process: subprocess.Popen[bytes]) -> int:
     return process.wait(LIMIT_S)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
 def test_sigterm_stops_gracefully_and_the_checkpoint_holds_that_step(place: Place) -> None:
     process = subprocess.Popen(place.train(*ENDLESS), cwd=place.folder, env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -263,6 +264,7 @@ def test_sigterm_stops_gracefully_and_the_checkpoint_holds_that_step(place: Plac
     assert b"stopping and saving" in process.stderr.read()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_on_a_terminal_one_line_moves_and_ctrl_c_stops_gracefully(place: Place) -> None:
     import fcntl
@@ -285,13 +287,18 @@ def test_on_a_terminal_one_line_moves_and_ctrl_c_stops_gracefully(place: Place) 
     assert frames
     assert "tokens/s" in frames[-1]
     assert all(len(frame) <= 99 for frame in frames)
-    assert "ROMEO" not in text  # samples are for the page
     stopped = re.search(r"stopped after (\d+) of 1,000,000 steps", text)
     assert stopped is not None, text
-    assert place.inspect(place.latest() / "last.safetensors")["step"] == int(stopped[1])
+    report = place.inspect(place.latest() / "last.safetensors")
+    assert report["step"] == int(stopped[1])
+    assert isinstance(report["metadata"], dict)
+    samples = [sample["text"] for sample in report["metadata"]["samples"]]
+    assert samples
+    assert not any(sample[:20] in text for sample in samples)  # they are for the page
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
 def test_a_stop_before_the_first_step_ends_well_and_leaves_nothing(place: Place) -> None:
     before = set(place.home.iterdir()) if place.home.exists() else set()
@@ -306,6 +313,7 @@ def test_a_stop_before_the_first_step_ends_well_and_leaves_nothing(place: Place)
     assert b"Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_does_not_end_the_run(place: Place) -> None:
     process = subprocess.Popen(place.train(*TINY), cwd=place.folder, env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
@@ -370,6 +378,7 @@ def test_inspect_loads_no_torch(place: Place, trained: Trained) -> None:
 # --- generate
 
 
+@pytest.mark.slow
 def test_the_same_seed_writes_the_same_text_and_nothing_else(place: Place, trained: Trained) -> None:
     arguments = ("--prompt", "ORLANDO:", "--max-tokens", "20", "--temperature", "1.5", "--top-k", "0")
     files = [trained.folder, trained.weights, trained.weights]  # a run's folder means its best checkpoint, of which the weights are a copy

@@ -52,7 +52,7 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
                 max_height=260,
                 elem_id="checkpoints",
                 datatype="str",
-                column_widths=["32%", "12%", "10%", "14%", "12%", "20%"],
+                column_widths=["250px", "80px", "80px", "100px", "85px", "170px"],
                 buttons=[],
             )
         with gr.Column(scale=2, min_width=260):
@@ -71,7 +71,7 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
                 datatype="str",
                 wrap=True,
                 buttons=[],
-                column_widths=["29%", "22%", "31%", "18%"],
+                column_widths=["135px", "115px", "155px", "85px"],
             )
         with gr.Column(scale=5, min_width=260):
             curve = gr.Plot(charts.as_plot(charts.loss_figure({}, {})), show_label=False, elem_id="curve")
