@@ -105,6 +105,13 @@ def save_checkpoint(
     return target
 
 
+def restate_checkpoint(path: Path, **facts: Any) -> None:
+    """Change facts in a checkpoint's header, atomically; tensors and everything else stay as they are."""
+    metadata = our_metadata(read_header(path)) or {}
+    header = {"format": "pt", "minigpt": json.dumps({**metadata, **facts}, allow_nan=False, ensure_ascii=False)}
+    write_atomically(path, pack_tensors(load_tensors(path.read_bytes()), metadata=header))
+
+
 def _finite(value: float | None) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 

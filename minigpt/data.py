@@ -1,156 +1,26 @@
-"""From a text to batches: the corpus (downloaded, built in or given), the split, training slices and validation windows.
+"""From a text to batches: vocabulary, split, training slices and validation windows.
 
 Knows nothing of models. Token ids are int64 tensors; `B` is the batch, `T` the context length.
 """
 
-import hashlib
-import logging
 import math
 import threading
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
-import requests
 import torch
-from requests.adapters import HTTPAdapter
 from torch import Tensor
-from urllib3.util.retry import Retry
 
-from minigpt import system
-from minigpt.config import UNK
-from minigpt.errors import DataError, RunStopped
-from minigpt.tokenizer import TextTokenizer
+from minigpt.config import UNK, TransformerConfig
+from minigpt.corpus import Corpus, download_shakespeare, load_corpus
+from minigpt.errors import ConfigError, DataError, RunStopped
+from minigpt.events import Callback
+from minigpt.tokenizer import TOKENIZERS, TextTokenizer
 
-log = logging.getLogger(__name__)
+__all__ = ["create_dataloaders", "create_datasets", "download_shakespeare", "prepare_text"]
 
-SHAKESPEARE_URLS = (
-    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
-    "https://cdn.jsdelivr.net/gh/karpathy/char-rnn@master/data/tinyshakespeare/input.txt",
-)
-SHAKESPEARE_BYTES = 1_115_394
-SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-BUILT_IN = Path(__file__).parent.parent / "assets" / "shakespeare.txt"
 TRAIN_SHARE = 0.9
-MAX_TEXT_BYTES = 64 << 20
-RETRY_AFTER_S = 300.0
-
-_last_failure = -math.inf  # when the last download failed, so that a classroom without a network waits for it once and not at every run
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """A text with the name a person knows it by."""
-
-    name: str
-    text: str
-    sha256: str = field(default="")
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sha256", hashlib.sha256(self.text.encode()).hexdigest())
-
-
-def download_shakespeare(
-    path: str | Path,
-    *,
-    urls: tuple[str, ...] = SHAKESPEARE_URLS,
-    stop_event: threading.Event | None = None,
-) -> Path:
-    """Put Tiny Shakespeare at `path` unless it is there already, whole and unchanged.
-
-    Each address is tried with a few retries; size and sha256 must fit, so that an error page never becomes the corpus. The file appears
-    whole or not at all.
-
-    Raises:
-        DataError: no address gave the text; the message has the last reason.
-        RunStopped: the stop event was set meanwhile.
-    """
-    path = Path(path)
-    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == SHAKESPEARE_SHA256:
-        return path
-    reason = "no address was given"
-    with requests.Session() as session:
-        retries = Retry(total=2, connect=1, backoff_factor=0.2, status_forcelist=(429, 500, 502, 503, 504), respect_retry_after_header=False)
-        session.mount("https://", HTTPAdapter(max_retries=retries))
-        session.mount("http://", HTTPAdapter(max_retries=retries))
-        for url in urls:
-            try:
-                data = _fetch(session, url, stop_event)
-            except requests.RequestException as error:
-                reason = f"the download failed ({type(error).__name__})"
-                continue
-            if hashlib.sha256(data).hexdigest() == SHAKESPEARE_SHA256:
-                system.write_atomically(path, data)
-                return path
-            reason = f"the address answered with something else ({len(data):,} bytes where {SHAKESPEARE_BYTES:,} are right)"
-    raise DataError(f"Tiny Shakespeare could not be downloaded: {reason}")
-
-
-def _fetch(session: requests.Session, url: str, stop_event: threading.Event | None) -> bytes:
-    data = b""
-    with session.get(url, timeout=(3.0, 5.0), stream=True) as response:
-        response.raise_for_status()
-        for chunk in response.iter_content(1 << 16):
-            if stop_event is not None and stop_event.is_set():
-                raise RunStopped("stopped while the text was being downloaded")
-            data += chunk
-            if len(data) > SHAKESPEARE_BYTES:
-                break
-    return data
-
-
-def read_text(path: str | Path) -> str:
-    """Read a text file: UTF-8 with or without a byte order mark, or UTF-16 with one; line ends become single line breaks.
-
-    Raises:
-        DataError: the file is missing, too large, binary, or in another encoding.
-    """
-    path = Path(path)
-    try:
-        if path.stat().st_size > MAX_TEXT_BYTES:
-            raise DataError(f"the text has {path.stat().st_size >> 20} MB; at most {MAX_TEXT_BYTES >> 20} MB can be read: use a part of it")
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"the text file {path.name!r} cannot be read ({error.strerror}); give the path of a UTF-8 text file") from error
-    return decode_text(data)
-
-
-def decode_text(data: bytes) -> str:
-    """Decode a text as `read_text` does.
-
-    Raises:
-        DataError: the bytes are binary or in another encoding.
-    """
-    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    try:
-        text = data.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise DataError(f"the text is not UTF-8 (byte {error.start:,} does not fit): save it as UTF-8 and try again") from None
-    if "\x00" in text:
-        raise DataError("the text holds zero bytes, so it is a binary file: give a plain text file")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def load_corpus(data_path: str, stop_event: threading.Event | None = None) -> Corpus:
-    """Return the text to learn from: the file given, else Tiny Shakespeare, else the plays that come with the program.
-
-    Raises:
-        DataError: the given file cannot be read.
-        RunStopped: the stop event was set meanwhile.
-    """
-    global _last_failure  # noqa: PLW0603  see its definition
-    if data_path:
-        return Corpus(Path(data_path).name, read_text(data_path))
-    if not system.is_offline():
-        path = system.home() / "data" / "tinyshakespeare.txt"
-        try:
-            if path.is_file() or time.monotonic() - _last_failure > RETRY_AFTER_S:
-                return Corpus("Tiny Shakespeare", read_text(download_shakespeare(path, stop_event=stop_event)))
-        except (DataError, OSError) as error:
-            _last_failure = time.monotonic()
-            log.info("%s; using the built-in plays", error)
-    return Corpus("Shakespeare, twelve plays (built in)", read_text(BUILT_IN))
 
 
 class TokenDataset:
@@ -299,3 +169,56 @@ def unigram_loss(train_ids: Tensor, val_ids: Tensor, vocab_size: int) -> float:
     """
     counts = torch.bincount(train_ids, minlength=vocab_size).double() + 1.0
     return float(-(counts / counts.sum()).log()[val_ids].mean())
+
+
+@dataclass(frozen=True)
+class Text:
+    """A corpus made ready for a run: its vocabulary, its loaders, and the steps that the settings plan over it."""
+
+    corpus: Corpus
+    tokenizer: TextTokenizer
+    train_loader: TrainLoader
+    val_loader: ValLoader
+    steps: int
+
+    def facts(self) -> dict[str, Any]:
+        """Return the text's part of a data event."""
+        train_ids, val_ids = self.train_loader.dataset.ids, self.val_loader.dataset.ids
+        size = self.tokenizer.vocab_size
+        return {
+            "corpus": self.corpus.name,
+            "characters": len(self.corpus.text),
+            "train_tokens": len(train_ids),
+            "val_tokens": len(val_ids),
+            "vocab_size": size,
+            "unknown_share": unknown_share(torch.cat([train_ids, val_ids])),
+            "uniform_loss": math.log(size),
+            "unigram_loss": unigram_loss(train_ids, val_ids, size),
+        }
+
+
+def prepare_text(config: TransformerConfig, emit: Callback, stop: threading.Event) -> Text:
+    """Read the text that `config` names, learn its vocabulary and plan the run; `config.vocab_size` becomes the real one.
+
+    Raises:
+        ConfigError: the warm-up does not fit into the epochs asked for.
+        DataError: the text cannot be read or is too short.
+        RunStopped: the stop event was set meanwhile.
+    """
+    corpus = load_corpus(config.data_path, stop)
+    emit({"type": "status", "phase": "preparing", "message": f"reading {len(corpus.text):,} characters of {corpus.name}"})
+    tokenizer = TOKENIZERS[config.tokenizer]()
+    tokenizer.build_vocab(corpus.text, config.vocab_size)
+    config.vocab_size = tokenizer.vocab_size
+    if config.vocab_path:
+        tokenizer.save(config.vocab_path)
+    datasets = create_datasets(corpus.text, tokenizer, config.max_seq_len, stop)
+    train, val = create_dataloaders(*datasets, config.batch_size, generator=torch.Generator().manual_seed(config.seed))
+    if stop.is_set():
+        raise RunStopped("stopped before there was a model")
+    steps = config.max_steps if config.max_epochs is None else min(config.max_steps, config.max_epochs * len(train))
+    if config.warmup_steps >= steps:
+        raise ConfigError(
+            f"warmup_steps is {config.warmup_steps}; max_epochs {config.max_epochs} makes this run {steps} steps long: try {steps // 10}"
+        )
+    return Text(corpus, tokenizer, train, val, steps)

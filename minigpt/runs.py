@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from minigpt import system
 from minigpt.config import TransformerConfig
-from minigpt.data import load_corpus
+from minigpt.corpus import load_corpus
 from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError, RunStopped
 from minigpt.events import AnyEvent, Callback, Event, StopSignal
 from minigpt.header import our_metadata, read_header

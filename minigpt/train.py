@@ -8,22 +8,21 @@ import math
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from minigpt.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
+from minigpt.checkpoint import load_checkpoint, read_checkpoint, restate_checkpoint, save_checkpoint
 from minigpt.config import TransformerConfig
-from minigpt.data import Corpus, TrainLoader, ValLoader, create_dataloaders, create_datasets, load_corpus, unigram_loss, unknown_share
+from minigpt.data import ValLoader, prepare_text
 from minigpt.device import choose_device, choose_threads
-from minigpt.errors import ConfigError, RunStopped
-from minigpt.events import Callback, CompleteEvent, DataEvent, Event, Reason, StopSignal, perplexity
+from minigpt.events import Callback, CompleteEvent, DataEvent, EvalEvent, Event, Reason, StopSignal, perplexity
 from minigpt.generate import usual_prompt, write
 from minigpt.history import History
 from minigpt.model import MiniGPT
 from minigpt.optim import configure_optimizer, get_lr
-from minigpt.tokenizer import TOKENIZERS, TextTokenizer
+from minigpt.tokenizer import TextTokenizer
 
 __all__ = ["configure_optimizer", "evaluate", "get_lr", "load_checkpoint", "save_checkpoint", "train"]
 
@@ -107,14 +106,11 @@ class Trainer:
         self.emit = self._recorded(emit)
         self.emit({"type": "status", "phase": "preparing", "message": "reading the text"})
         self.device = choose_device(config)
+        self.text = prepare_text(config, self.emit, stop)
+        self.tokenizer = self.text.tokenizer
+        self.check_loader = self.text.val_loader.subset(int(EVALUATED_SHARE * config.eval_interval * config.batch_size))
+        self.max_steps = self.text.steps
         torch.manual_seed(config.seed)
-        self.corpus = load_corpus(config.data_path, stop)
-        self.tokenizer = self._vocabulary()
-        self.train_loader, self.val_loader = self._loaders()
-        self.check_loader = self.val_loader.subset(int(EVALUATED_SHARE * config.eval_interval * config.batch_size))
-        self.max_steps = self._planned_steps()
-        if stop.is_set():
-            raise RunStopped("stopped before there was a model")
         self.model = MiniGPT(config).to(self.device)
         self.optimizer = configure_optimizer(self.model, config.learning_rate, config.weight_decay, config.optimizer)
         self.threads = choose_threads(config, self.device)
@@ -126,7 +122,8 @@ class Trainer:
         self.saved_at = 0.0
         self.next_sample = 0
         self.began = time.perf_counter()
-        self.emit(self._data_event())
+        machine = {"parameters": self.model.count_parameters(), "device": self.device.type, "threads": self.threads}
+        self.emit(cast(DataEvent, {"type": "data", **self.text.facts(), **machine}))
 
     def _recorded(self, emit: Callback) -> Callback:
         def both(event: Event) -> None:
@@ -134,49 +131,6 @@ class Trainer:
             emit(event)
 
         return both
-
-    def _vocabulary(self) -> TextTokenizer:
-        tokenizer = TOKENIZERS[self.config.tokenizer]()
-        self.emit({"type": "status", "phase": "preparing", "message": f"reading {len(self.corpus.text):,} characters of {self.corpus.name}"})
-        tokenizer.build_vocab(self.corpus.text, self.config.vocab_size)
-        self.config.vocab_size = tokenizer.vocab_size
-        if self.config.vocab_path:
-            tokenizer.save(self.config.vocab_path)
-        return tokenizer
-
-    def _loaders(self) -> tuple[TrainLoader, ValLoader]:
-        train_data, val_data = create_datasets(self.corpus.text, self.tokenizer, self.config.max_seq_len, self.stop)
-        generator = torch.Generator().manual_seed(self.config.seed)
-        return create_dataloaders(train_data, val_data, self.config.batch_size, generator=generator)
-
-    def _planned_steps(self) -> int:
-        """Return the steps of the run: the fewer of `max_steps` and `max_epochs`."""
-        config = self.config
-        if config.max_epochs is None:
-            return config.max_steps
-        steps = min(config.max_steps, config.max_epochs * len(self.train_loader))
-        if config.warmup_steps >= steps:
-            raise ConfigError(
-                f"warmup_steps is {config.warmup_steps}; max_epochs {config.max_epochs} makes this run {steps} steps long: try {steps // 10}"
-            )
-        return steps
-
-    def _data_event(self) -> DataEvent:
-        train_ids, val_ids = self.train_loader.dataset.ids, self.val_loader.dataset.ids
-        return {
-            "type": "data",
-            "corpus": self.corpus.name,
-            "characters": len(self.corpus.text),
-            "train_tokens": len(train_ids),
-            "val_tokens": len(val_ids),
-            "vocab_size": self.tokenizer.vocab_size,
-            "unknown_share": unknown_share(torch.cat([train_ids, val_ids])),
-            "uniform_loss": math.log(self.tokenizer.vocab_size),
-            "unigram_loss": unigram_loss(train_ids, val_ids, self.tokenizer.vocab_size),
-            "parameters": self.model.count_parameters(),
-            "device": self.device.type,
-            "threads": self.threads,
-        }
 
     @property
     def elapsed(self) -> float:
@@ -187,7 +141,7 @@ class Trainer:
         """Make steps until the run is over; return why it is."""
         config = self.config
         self.began = time.perf_counter()
-        self.emit({"type": "status", "phase": "training", "message": f"training on {self.corpus.name}"})
+        self.emit({"type": "status", "phase": "training", "message": f"training on {self.text.corpus.name}"})
         self.validate()
         self.sample_when_due()
         while self.step < self.max_steps:
@@ -209,7 +163,7 @@ class Trainer:
         lr = get_lr(self.step, config.warmup_steps, self.max_steps, config.learning_rate, config.min_lr)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        x, y = (batch.to(self.device) for batch in self.train_loader.batch())  # (B, T)
+        x, y = (batch.to(self.device) for batch in self.text.train_loader.batch())  # (B, T)
         loss = self.model.loss(x, y)
         loss.backward()
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip or math.inf)
@@ -251,20 +205,7 @@ class Trainer:
         if is_best := loss < self.best_val_loss:
             self.best_val_loss, self.best_step = loss, self.step
         self.without_best = 0 if is_best else self.without_best + 1
-        self.emit(
-            {
-                "type": "eval",
-                "step": self.step,
-                "max_steps": self.max_steps,
-                "val_loss": loss,
-                "val_perplexity": perplexity(loss),
-                "best_val_loss": self.best_val_loss,
-                "best_step": self.best_step,
-                "elapsed": self.elapsed,
-                "val_tokens": self.check_loader.targets,
-                "val_tokens_total": self.val_loader.targets,
-            }
-        )
+        self.emit(cast(EvalEvent, {"type": "eval", **self._scores(loss, self.check_loader)}))
         if is_best:
             self.tolerant_save("best")
         if self.elapsed - self.saved_at >= SAVE_EVERY_S:
@@ -305,13 +246,12 @@ class Trainer:
             path=self.config.checkpoint_path if name == "best" else folder / f"{name}.safetensors",
             keep_as=folder / "previous.safetensors" if name == "last" else None,
             tokenizer=self.tokenizer,
-            generators={"data": self.train_loader.generator},
+            generators={"data": self.text.train_loader.generator},
             facts=self.facts(),
         )
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint tells beyond weights and settings."""
-        corpus: Corpus = self.corpus
         return {
             "val_step": self.val_step,
             "best_val_loss": self.best_val_loss if math.isfinite(self.best_val_loss) else None,
@@ -319,7 +259,7 @@ class Trainer:
             "max_steps": self.max_steps,
             "elapsed": self.elapsed,
             "threads": self.threads,
-            "corpus": {"name": corpus.name, "sha256": corpus.sha256},
+            "corpus": {"name": self.text.corpus.name, "sha256": self.text.corpus.sha256},
             **self.history.to_dict(),
         }
 
@@ -329,13 +269,8 @@ class Trainer:
             self.save(name)
         except OSError as error:
             log.warning("%s.safetensors could not be saved (%s); training goes on", name, error.strerror)
-            self.emit(
-                {
-                    "type": "status",
-                    "phase": "saving",
-                    "message": f"could not save: {error.strerror}; the older checkpoint is unharmed, training goes on",
-                }
-            )
+            message = f"could not save: {error.strerror}; the older checkpoint is unharmed, training goes on"
+            self.emit({"type": "status", "phase": "saving", "message": message})
 
     def finish(self, reason: Reason) -> None:
         """Save at once, then evaluate on the whole validation split (a second of it after a stop), save with the result, say so."""
@@ -347,7 +282,7 @@ class Trainer:
         if math.isfinite(final):
             self._settle_best(final, loader, hurry)
             self.sample(hurry)
-        complete = self._complete(reason, final, loader)
+        complete = cast(CompleteEvent, {"type": "complete", "reason": reason, **self._scores(final, loader)})
         self.history.append(complete)  # so that the file's curve ends where the run's does
         self.save("last")
         if self.best_step == self.step:
@@ -355,11 +290,11 @@ class Trainer:
         self.emit(complete)
 
     def _final_loader(self, reason: Reason) -> ValLoader:
-        speed = self.history.last.get("log", {}).get("tokens_per_s")
-        if reason != "stopped" or not speed:
-            return self.val_loader if reason != "stopped" else self.check_loader
+        if reason != "stopped":
+            return self.text.val_loader
+        speed = self.history.last.get("log", {}).get("tokens_per_s", 0.0)
         windows = int(3 * speed * STOP_EVALUATION_S / 2 / self.config.max_seq_len)  # forward alone is three times as fast; best and last are measured
-        return self.val_loader.subset(max(windows, len(self.check_loader.windows)))
+        return self.text.val_loader.subset(max(windows, len(self.check_loader.windows)))
 
     def _settle_best(self, final: float, loader: ValLoader, hurry: threading.Event | None) -> None:
         """Decide between the last weights and the best ones found on the way, both measured on the same validation text."""
@@ -368,25 +303,24 @@ class Trainer:
         if self.best_step != self.step and best_path.is_file():
             best = read_checkpoint(best_path, self.device)
             best_loss = evaluate(best.model, loader, self.device, hurry)
-            if best_loss <= final:
-                self.best_val_loss = best_loss
-                return
-            if math.isnan(best_loss):
+            if not best_loss > final:
+                if math.isfinite(best_loss):
+                    self.best_val_loss = best_loss
+                    restate_checkpoint(best_path, val_loss=best_loss, best_val_loss=best_loss)
                 return
         self.best_val_loss, self.best_step = final, self.step
 
-    def _complete(self, reason: Reason, final: float, loader: ValLoader) -> CompleteEvent:
-        measured = math.isfinite(final)
+    def _scores(self, loss: float, loader: ValLoader) -> dict[str, Any]:
+        """Return what eval and complete events have in common; a loss that was not measured is None."""
+        measured = math.isfinite(loss)
         return {
-            "type": "complete",
             "step": self.step,
             "max_steps": self.max_steps,
-            "val_loss": final if measured else None,
-            "val_perplexity": perplexity(final) if measured else None,
+            "val_loss": loss if measured else None,
+            "val_perplexity": perplexity(loss) if measured else None,
             "best_val_loss": self.best_val_loss if math.isfinite(self.best_val_loss) else None,
             "best_step": self.best_step,
             "elapsed": self.elapsed,
-            "reason": reason,
             "val_tokens": loader.targets if measured else 0,
-            "val_tokens_total": self.val_loader.targets,
+            "val_tokens_total": self.text.val_loader.targets,
         }

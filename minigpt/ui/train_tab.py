@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 
 from minigpt.config import fields
-from minigpt.data import decode_text
+from minigpt.corpus import decode_text
 from minigpt.errors import DataError, MiniGPTError
 from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.runs import Run, RunBusy, RunManager
