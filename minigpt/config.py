@@ -4,7 +4,6 @@ The form, the command line's flags, the validation and the README's table are ma
 a file: importing it costs milliseconds. `TransformerConfig()` is the preset `classic`; the page and the command line start at `quick`.
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -224,7 +223,7 @@ def _allowed(field: FieldInfo) -> tuple[str, Any]:
     kind = "a whole number" if whole else "a number"
 
     def near(value: object) -> str:
-        usable = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+        usable = isinstance(value, int | float) and not isinstance(value, bool)
         fallback = field.default if field.default is not None else low
         clamped = max(low, min(high, value if usable else fallback))
         return number(int(clamped) if whole else clamped)

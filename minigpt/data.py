@@ -208,7 +208,7 @@ def prepare_text(config: TransformerConfig, emit: Callback, stop: threading.Even
     corpus = load_corpus(config.data_path, stop)
     emit({"type": "status", "phase": "preparing", "message": f"reading {len(corpus.text):,} characters of {corpus.name}"})
     tokenizer = TOKENIZERS[config.tokenizer]()
-    tokenizer.build_vocab(corpus.text, config.vocab_size)
+    tokenizer.build_vocab(corpus.text, config.vocab_size, stop)
     config.vocab_size = tokenizer.vocab_size
     if config.vocab_path:
         tokenizer.save(config.vocab_path)

@@ -121,6 +121,9 @@ class Run:
             self._enter("stopped")
         except MiniGPTError as error:
             self._fail(str(error))
+        except OSError as error:
+            log.warning("run %s: %s", self.id, error)
+            self._fail(f"the disk refused ({error.strerror or type(error).__name__}); what was saved before is unharmed")
         except MemoryError:
             self._fail("this machine ran out of memory: try a smaller batch, width or context")
         except Exception as error:  # the edge of the thread: nobody above could tell the person who waits

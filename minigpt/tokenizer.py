@@ -46,16 +46,14 @@ class TextTokenizer:
         """
         ids: list[int] = []
         batch: list[str] = []
-        for piece in _pieces(text):
+        for piece in _pieces(text, stop_event):
             batch.append(piece)
             if len(batch) == PIECES_A_BATCH:
-                ids += self._encode_batch(batch, stop_event)
+                ids += self._encode_batch(batch)
                 batch = []
-        return ids + self._encode_batch(batch, stop_event)
+        return ids + self._encode_batch(batch)
 
-    def _encode_batch(self, batch: list[str], stop_event: threading.Event | None) -> list[int]:
-        if stop_event is not None and stop_event.is_set():
-            raise RunStopped("stopped while the text was being turned into tokens")
+    def _encode_batch(self, batch: list[str]) -> list[int]:
         return [token for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False) for token in encoding.ids]
 
     def decode(self, ids: list[int]) -> str:
@@ -129,11 +127,15 @@ class WordTokenizer(TextTokenizer):
         tokenizer.encode_special_tokens = True
         return tokenizer
 
-    def build_vocab(self, text: str, max_vocab: int) -> None:
-        """Learn the `max_vocab` most frequent tokens of `text`, the four specials included."""
+    def build_vocab(self, text: str, max_vocab: int, stop_event: threading.Event | None = None) -> None:
+        """Learn the `max_vocab` most frequent tokens of `text`, the four specials included.
+
+        Raises:
+            RunStopped: the stop event was set meanwhile.
+        """
         learner = self._pipeline({})
         trainer = trainers.WordLevelTrainer(vocab_size=max_vocab, special_tokens=list(SPECIAL_TOKENS), show_progress=False)
-        learner.train_from_iterator(_pieces(text), trainer)
+        learner.train_from_iterator(_pieces(text, stop_event), trainer)
         self._tokenizer = self._pipeline(learner.get_vocab())
 
 
@@ -149,7 +151,7 @@ class CharTokenizer(TextTokenizer):
         tokenizer.encode_special_tokens = True
         return tokenizer
 
-    def build_vocab(self, text: str, max_vocab: int) -> None:
+    def build_vocab(self, text: str, max_vocab: int, stop_event: threading.Event | None = None) -> None:
         """Learn the `max_vocab` most frequent characters of `text`, the four specials included."""
         kept = sorted(character for character, _ in Counter(text).most_common(max_vocab - len(SPECIAL_TOKENS)))
         self._tokenizer = self._pipeline({token: index for index, token in enumerate([*SPECIAL_TOKENS, *kept])})
@@ -158,10 +160,12 @@ class CharTokenizer(TextTokenizer):
 TOKENIZERS: dict[str, type[WordTokenizer] | type[CharTokenizer]] = {"word": WordTokenizer, "char": CharTokenizer}
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _pieces(text: str, stop_event: threading.Event | None) -> Iterator[str]:
     """Cut text at white space into pieces of at most `PIECE` characters; no token of either kind spans white space."""
     start = 0
     while start < len(text):
+        if stop_event is not None and stop_event.is_set():
+            raise RunStopped("stopped while the text was being read")
         end = start + PIECE
         if end < len(text):
             cut = max(text.rfind("\n", start, end), text.rfind(" ", start, end))

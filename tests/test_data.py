@@ -11,18 +11,16 @@ import pytest
 import torch
 from urllib3.util.retry import Retry
 
-from minigpt import data, system
+from minigpt import corpus as corpus_module
+from minigpt import system
 from minigpt.config import UNK
+from minigpt.corpus import decode_text, download_shakespeare, load_corpus, read_text
 from minigpt.data import (
     TokenDataset,
     TrainLoader,
     ValLoader,
     create_dataloaders,
     create_datasets,
-    decode_text,
-    download_shakespeare,
-    load_corpus,
-    read_text,
     split_ids,
     unigram_loss,
     unknown_share,
@@ -89,9 +87,9 @@ def serve() -> Iterator[Callable[[dict[str, Answer]], Mirror]]:
 
 @pytest.fixture(autouse=True)
 def _small_shakespeare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "SHAKESPEARE_BYTES", len(GOOD))
-    monkeypatch.setattr(data, "SHAKESPEARE_SHA256", hashlib.sha256(GOOD).hexdigest())
-    monkeypatch.setattr(data, "_last_failure", -math.inf)
+    monkeypatch.setattr(corpus_module, "SHAKESPEARE_BYTES", len(GOOD))
+    monkeypatch.setattr(corpus_module, "SHAKESPEARE_SHA256", hashlib.sha256(GOOD).hexdigest())
+    monkeypatch.setattr(corpus_module, "_last_failure", -math.inf)
     monkeypatch.setattr(Retry, "sleep", lambda *_: None)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -269,7 +267,7 @@ def test_a_file_that_cannot_be_read_is_refused_in_words(name: str, tmp_path: Pat
 
 
 def test_a_text_that_is_too_large_is_refused_with_both_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "MAX_TEXT_BYTES", 1 << 20)
+    monkeypatch.setattr(corpus_module, "MAX_TEXT_BYTES", 1 << 20)
     path = tmp_path / "text.txt"
     path.write_bytes(b"a" * (1 << 20))
     assert len(read_text(path)) == 1 << 20

@@ -93,9 +93,9 @@ def test_draws_follow_the_model_s_probabilities(made: Made) -> None:
     expected = (logits / 2.0).softmax(0)
     generator = torch.Generator().manual_seed(0)
     counts = torch.zeros_like(expected)
-    for _ in range(1500):
+    for _ in range(600):
         counts[next(generate(model, [5], 1, temperature=2.0, top_k=0, generator=generator))] += 1
-    assert (counts / 1500 - expected).abs().max().item() < 0.05
+    assert (counts / 600 - expected).abs().max().item() < 0.08
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -220,7 +220,7 @@ def test_a_history_can_be_read_while_it_grows() -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    for n in range(4000):
+    for n in range(1500):
         history.append(log(n))
     done.set()
     reader.join()

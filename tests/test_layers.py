@@ -1,6 +1,7 @@
 """Holds who may import whom, who may start threads and print, and how large everything may grow."""
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "minigpt"
 LAYERS = {  # from the lowest up; a module imports its own layer and those below. A package's modules stand where the package does.
     "words": ("config", "presets", "events", "errors", "system"),
-    "parts": ("tokenizer", "data", "model", "loss", "optim", "device", "generate", "checkpoint", "header", "history"),
+    "parts": ("tokenizer", "corpus", "data", "model", "loss", "optim", "device", "generate", "checkpoint", "header", "history"),
     "loop": ("train", "distributed"),
     "above": ("inspection", "export", "bench"),
     "runs": ("runs",),
@@ -29,6 +30,7 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
 
 
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -108,10 +110,10 @@ def test_a_library_stays_in_its_place(library: str, places: tuple[str, ...]) -> 
     assert [name_of(path) for path in FILES if library in foreign(path) and top(path) not in places] == []
 
 
-def test_the_network_is_known_to_the_data_and_at_most_one_module_of_inspection() -> None:
+def test_the_network_is_known_to_the_corpus_and_at_most_one_module_of_inspection() -> None:
     clients = {"requests", "urllib3", "httpx", "aiohttp", "http", "urllib", "socket", "huggingface_hub"}
     users = [name_of(path) for path in FILES if {name.split(".")[0] for name in imports(path)} & clients]
-    assert [name for name in users if name != "data" and not name.startswith("inspection.")] == []
+    assert [name for name in users if name != "corpus" and not name.startswith("inspection.")] == []
     assert len([name for name in users if name.startswith("inspection.")]) <= 1
 
 

@@ -2,6 +2,7 @@ import json
 import re
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from minigpt import tokenizer as module
 from minigpt.config import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
-from minigpt.data import BUILT_IN
+from minigpt.corpus import BUILT_IN
 from minigpt.errors import CheckpointError, RunStopped
 from minigpt.tokenizer import TOKENIZERS, CharTokenizer, TextTokenizer, WordTokenizer
 
@@ -228,37 +229,46 @@ def damaged_like(tokenizer: TextTokenizer, change: Any) -> str:
     return json.dumps(stored)
 
 
+class SetLater(threading.Event):
+    """A stop event that is set between the second and the third look at it."""
+
+    looks = 0
+
+    def is_set(self) -> bool:
+        self.looks += 1
+        return self.looks > 2
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stop_ends_the_encoding_of_a_long_text(kind: str, plays: str) -> None:
+@pytest.mark.parametrize("stop", [threading.Event, SetLater], ids=["beforehand", "meanwhile"])
+def test_a_stop_ends_the_encoding_of_a_long_text(stop: Any, kind: str, plays: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = learned(plays[:5000], kind)
-    stop = threading.Event()
-    stop.set()
+    monkeypatch.setattr(module, "PIECE", 1000)
+    event = stop()
+    event.set()
     with pytest.raises(RunStopped):
-        tokenizer.encode(plays, stop)
-
-
-def test_a_stop_meanwhile_is_obeyed_after_a_few_pieces(plays: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    handed_out: list[int] = []
-    stop = threading.Event()
-
-    def pieces(text: str) -> Any:
-        for start in range(0, len(text), 1000):
-            handed_out.append(start)
-            if len(handed_out) == 20:
-                stop.set()
-            yield text[start : start + 1000]
-
-    tokenizer = learned(plays[:5000])
-    monkeypatch.setattr(module, "_pieces", pieces)
-    with pytest.raises(RunStopped):
-        tokenizer.encode(plays, stop)
-    assert len(handed_out) < 20 + 2 * module.PIECES_A_BATCH
+        tokenizer.encode(plays[:100_000], event)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_threads_go_on_while_a_long_text_is_encoded(kind: str, plays: str) -> None:
-    tokenizer = learned(plays[:200_000], kind, 2000)
-    text = plays[:1_000_000]
+@pytest.mark.parametrize("stop", [threading.Event, SetLater], ids=["beforehand", "meanwhile"])
+def test_a_stop_ends_the_learning_of_a_vocabulary(stop: Any, kind: str, plays: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE", 1000)
+    event = stop()
+    event.set()
+    with pytest.raises(RunStopped):
+        TOKENIZERS[kind]().build_vocab(plays[:100_000], 2000, event)
+
+
+def test_a_stop_event_that_is_not_set_changes_nothing(tiny_text: str) -> None:
+    tokenizer = WordTokenizer()
+    tokenizer.build_vocab(tiny_text, 50, threading.Event())
+    assert tokenizer.to_json() == learned(tiny_text, cap=50).to_json()
+    assert tokenizer.encode(tiny_text, threading.Event()) == tokenizer.encode(tiny_text)
+
+
+def turns_of_another_thread(work: Callable[[], object]) -> int:
+    """Count how often another thread that asks every half millisecond gets its turn during `work`."""
     done = threading.Event()
     turns = 0
 
@@ -271,12 +281,22 @@ def test_other_threads_go_on_while_a_long_text_is_encoded(kind: str, plays: str)
     ticker.start()
     before = turns
     try:
-        tokenizer.encode(text)
-        after = turns
+        work()
+        return turns - before
     finally:
         done.set()
         ticker.join()
-    assert after - before >= 3  # one call over the whole text would give it no turn at all
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_threads_go_on_while_a_long_text_is_encoded(kind: str, plays: str) -> None:
+    tokenizer = learned(plays[:200_000], kind, 2000)
+    assert turns_of_another_thread(lambda: tokenizer.encode(plays[:1_000_000])) >= 4  # one call over the whole text gives it one
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_threads_go_on_while_a_vocabulary_is_learned(kind: str, plays: str) -> None:
+    assert turns_of_another_thread(lambda: learned(plays, kind, 2000)) >= 4
 
 
 def test_an_id_that_does_not_exist_reads_as_unknown() -> None:

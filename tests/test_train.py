@@ -151,10 +151,11 @@ def test_the_rate_logged_is_the_one_of_the_update(tiny_config: Any) -> None:
     assert expected[0] == 0.0
 
 
-def test_the_gradient_norm_logged_is_the_one_before_clipping(tiny_config: Any) -> None:
-    free, clipped = (losses(run(tiny_config(grad_clip=clip))[2]) for clip in (0.0, 1e-3))
+def test_the_gradient_norm_logged_is_the_one_before_clipping_and_0_clips_nothing(tiny_config: Any) -> None:
+    free, loose, clipped = (losses(run(tiny_config(grad_clip=clip))[2]) for clip in (0.0, 1000.0, 1e-3))
     assert clipped[0] == free[0]
     assert clipped[0][1] > 1e-3
+    assert free == loose != clipped
 
 
 def test_samples_start_with_their_prompt(tiny_config: Any) -> None:
@@ -283,6 +284,17 @@ def test_best_and_last_are_two_things(tiny_config: Any, scripted: Any) -> None:
     assert (saved(config, "last")["step"], saved(config, "last")["val_loss"]) == (15, 4.0)
     complete = of(events, "complete")[0]
     assert (complete["val_loss"], complete["best_val_loss"], complete["best_step"]) == (4.0, 2.0, 10)
+
+
+def test_the_best_file_tells_the_loss_that_the_end_tells(tiny_config: Any, scripted: Any) -> None:
+    # Along the way a sample of the validation text is measured, at the end all of it.
+    scripted(9.0, 3.0, 2.0, 4.0, 4.5, 2.5)
+    config = tiny_config(max_steps=15, eval_interval=5)
+    _, _, events = run(config)
+    best = read_checkpoint(config.checkpoint_path)
+    assert (best.step, best.val_loss) == (10, 2.5)
+    assert (events[-1]["best_step"], events[-1]["best_val_loss"]) == (10, 2.5)
+    assert saved(config, "last")["best_val_loss"] == 2.5
 
 
 def test_a_last_step_that_is_the_best_is_both(tiny_config: Any, scripted: Any) -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from minigpt.errors import CheckpointError
-from minigpt.header import clean, read_header_of
-from minigpt.inspection.findings import Findings
+from minigpt.header import clean, open_regular, read_header_of
 from minigpt.inspection.meaning import judge
 from minigpt.inspection.pickles import DAMAGE
 from minigpt.inspection.recognise import recognise_safetensors, recognise_torch
@@ -14,7 +13,6 @@ from minigpt.inspection.report import Report
 from minigpt.inspection.torchfiles import open_legacy, open_zip
 
 SCAN_LIMIT_BYTES = 64 << 20
-_HEAD_BYTES = 512
 
 
 def inspect_file(path: Path, *, scan: bool = True, scan_limit: int = SCAN_LIMIT_BYTES) -> Report:
@@ -32,28 +30,23 @@ def inspect_file(path: Path, *, scan: bool = True, scan_limit: int = SCAN_LIMIT_
         return inspect_open_file(file, path.name, scan=scan, scan_limit=scan_limit)
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading; a folder, a pipe or a device is refused before it can block.
-
-    Raises:
-        CheckpointError: There is no such file, or it cannot be read.
-    """
-    try:
-        if not path.is_file():
-            raise CheckpointError("There is no such file; it may have been moved or deleted.")
-        return path.open("rb")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"This file cannot be read ({type(error).__name__}).") from None
-
-
 def inspect_open_file(file: BinaryIO, name: str, *, scan: bool, scan_limit: int) -> Report:
-    """As `inspect_file`, for an open file; `name` is only used to warn where it says another format than the content.
-
-    Raises:
-        CheckpointError: As `inspect_file`.
-    """
+    """Do as `inspect_file` does with an open file; `name` only matters where the content could be anything, or belies it."""
     try:
-        return _inspect(file, name, scan=scan, scan_limit=scan_limit)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        kind = _sniff(file.read(512), name)
+        checked = scan and size <= scan_limit
+        if kind == "safetensors":
+            contents = recognise_safetensors(file, read_header_of(file), scan=checked)
+        else:
+            opened = open_zip(file, size) if kind == "zip" else open_legacy(file, size)
+            contents = recognise_torch(opened, scan=checked)
+            if name.endswith(".safetensors"):
+                contents.warnings.append("named .safetensors, but it is a file of torch.save (a pickle)")
+        if not checked:
+            contents.notes.append("values not checked" if not scan else f"values not checked: the file is larger than {scan_limit >> 20:,} MB")
+        return judge(contents, size, checked=checked)
     except MemoryError:
         raise CheckpointError("This file needs more memory to be read than is allowed; it was not opened.") from None
     except (*DAMAGE, OSError) as error:
@@ -61,47 +54,23 @@ def inspect_open_file(file: BinaryIO, name: str, *, scan: bool, scan_limit: int)
         raise CheckpointError(f"This file is damaged ({type(error).__name__}).") from None
 
 
-def _inspect(file: BinaryIO, name: str, *, scan: bool, scan_limit: int) -> Report:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    head = file.read(_HEAD_BYTES)
-    kind = _sniff(head, name)
-    findings = Findings()
-    if name.endswith(".safetensors") and kind != "safetensors":
-        findings.warn("named .safetensors, but it is a file of torch.save (a pickle)")
-    checked = scan and size <= scan_limit
-    if not checked:
-        findings.note("values not checked" if not scan else f"values not checked: the file is larger than {scan_limit >> 20:,} MB")
-    if kind == "safetensors":
-        contents = recognise_safetensors(file, read_header_of(file), findings, scan=checked)
-    else:
-        opened = open_zip(file, size, findings) if kind == "zip" else open_legacy(file, size)
-        contents = recognise_torch(opened, findings, scan=checked)
-    return judge(contents, findings, size, checked=checked)
-
-
 def _sniff(head: bytes, name: str) -> str:
     """Tell the container from its first bytes: "zip", "legacy" or "safetensors"; say in words what anything else is."""
-    text = head.lstrip().lower()
-    for is_it, sentence in (
+    text, suffix = head.lstrip().lower(), clean(Path(name).suffix, 12)
+    lfs = "This is a Git LFS pointer, not the file itself. Fetch it with git lfs pull, or download it from the web page."
+    for is_so, answer in (
         (not head, "This file is empty."),
-        (
-            head.startswith(b"version https://git-lfs"),
-            "This is a Git LFS pointer, not the file itself. Fetch it with git lfs pull, or download it from the web page.",
-        ),
+        (head.startswith(b"version https://git-lfs"), lfs),
         (text.startswith((b"<!doctype", b"<html", b"<?xml")), "This is a web page (HTML), probably an error page saved under this name."),
         (head[257:262] == b"ustar", "This is torch's oldest (tar) format, which cannot be opened safely."),
+        (head.startswith(b"PK\x03\x04"), "zip"),
+        (head[8:9] in (b"{", b"[") and b"\0" in head[:8], "safetensors"),
+        (head.startswith(b"\x80"), "legacy"),
+        (name.endswith(".safetensors"), "safetensors"),
+        (text.startswith((b"{", b"[")), "This is JSON text, not a checkpoint. Upload the .safetensors or .pt file."),
     ):
-        if is_it:
-            raise CheckpointError(sentence)
-    if head.startswith(b"PK\x03\x04"):
-        return "zip"
-    if head[8:9] in (b"{", b"[") and b"\0" in head[:8]:
-        return "safetensors"
-    if head.startswith(b"\x80"):
-        return "legacy"
-    if name.endswith(".safetensors"):
-        return "safetensors"
-    if text.startswith((b"{", b"[")):
-        raise CheckpointError("This is JSON text, not a checkpoint. Upload the .safetensors or .pt file.")
-    raise CheckpointError(f"Not a checkpoint: unknown file type{f' ({clean(Path(name).suffix, 12)})' if Path(name).suffix else ''}.")
+        if is_so:
+            if answer in ("zip", "legacy", "safetensors"):
+                return answer
+            raise CheckpointError(answer)
+    raise CheckpointError(f"Not a checkpoint: unknown file type{f' ({suffix})' if suffix else ''}.")

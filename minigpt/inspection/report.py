@@ -1,7 +1,12 @@
 """What an inspection found, as plain data that crosses a process border as JSON. It knows nothing of files."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import TypeVar
+
+from minigpt.header import whole_numbers
+
+Kind = TypeVar("Kind", "TensorInfo", "Report")
 
 
 @dataclass(frozen=True)
@@ -22,26 +27,20 @@ class Report:
     itself wrote, as found: pass its texts through `clean` before showing them.
     """
 
-    format: str
-    """One of "minigpt", "safetensors", "torch zip", "torch legacy"."""
-    made_by: str
-    """Who wrote it, in plain words."""
+    format: str  # one of "minigpt", "safetensors", "torch zip", "torch legacy"
+    made_by: str  # who wrote it, in plain words
     size_bytes: int
     step: int | None = None
-    val_loss: float | None = None
-    """Nats per token; finite, or None where it is not recorded."""
+    val_loss: float | None = None  # nats per token; finite, or None where it is not recorded
     best_val_loss: float | None = None
     config: dict[str, object] = field(default_factory=dict)
-    tensors: list[TensorInfo] = field(default_factory=list)
-    """The model's tensors only: no optimizer, no random state."""
-    parameters: int = 0
-    """Weights that share their data counted once; stored attention masks not counted."""
+    tensors: list[TensorInfo] = field(default_factory=list)  # the model's only: no optimizer, no random state
+    parameters: int = 0  # weights that share their data counted once; stored attention masks not counted
     parameters_by_block: dict[str, int] = field(default_factory=dict)
     metadata: dict[str, object] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    checked: bool = False
-    """Whether every value was read: finite numbers, and checksums where the format has them."""
+    checked: bool = False  # whether every value was read: finite numbers, and checksums where the format has them
 
     def to_dict(self) -> dict[str, object]:
         """Return the report as plain JSON values; it shares its dicts and lists with the report."""
@@ -49,42 +48,16 @@ class Report:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> "Report":
-        """Rebuild a report from `to_dict`'s result after a trip through JSON.
-
-        Raises:
-            TypeError: A value is not of the kind that `to_dict` writes, or is missing or unknown.
-        """
-        known = dict(values)
-        listed = known.pop("tensors", None)
-        if not isinstance(listed, list):
+        """Rebuild a report from `to_dict`'s result after a trip through JSON; TypeError where a value is missing, unknown or of another kind."""
+        listed = values.get("tensors")
+        if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
             raise TypeError("tensors")
-        for name, kind in _KINDS.items():
-            if not isinstance(known.get(name), kind):
-                raise TypeError(name)
-        return cls(tensors=[_tensor(item) for item in listed], **known)  # type: ignore[arg-type]  # the loop above has checked each kind
+        tensors = [_built(TensorInfo, {**item, "shape": whole_numbers(item.get("shape"))}) for item in listed]
+        return _built(cls, {**values, "tensors": tensors})
 
 
-_KINDS: Mapping[str, type | tuple[type, ...]] = {
-    "format": str,
-    "made_by": str,
-    "size_bytes": int,
-    "step": (int, type(None)),
-    "val_loss": (float, int, type(None)),
-    "best_val_loss": (float, int, type(None)),
-    "config": dict,
-    "parameters": int,
-    "parameters_by_block": dict,
-    "metadata": dict,
-    "warnings": list,
-    "notes": list,
-    "checked": bool,
-}
-
-
-def _tensor(values: object) -> TensorInfo:
-    if not isinstance(values, dict):
-        raise TypeError("tensor")
-    name, dtype, shape, size = values.get("name"), values.get("dtype"), values.get("shape"), values.get("size_bytes")
-    if not isinstance(name, str) or not isinstance(dtype, str) or not isinstance(shape, list) or not isinstance(size, int):
-        raise TypeError("tensor")
-    return TensorInfo(name, dtype, tuple(shape), size)
+def _built(kind: type[Kind], values: Mapping[str, object]) -> Kind:
+    for item in fields(kind):
+        if not isinstance(values.get(item.name), getattr(item.type, "__origin__", item.type)):  # dict for dict[str, object]
+            raise TypeError(item.name)
+    return kind(**values)  # type: ignore[arg-type]  # the loop above has checked each kind

@@ -11,13 +11,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import minigpt
 from minigpt.errors import CheckpointError
-from minigpt.inspection.opening import SCAN_LIMIT_BYTES, inspect_open_file, open_regular
+from minigpt.header import open_regular
+from minigpt.inspection.opening import SCAN_LIMIT_BYTES, inspect_open_file
 from minigpt.inspection.report import Report
 
 try:
@@ -25,57 +25,40 @@ try:
 except ModuleNotFoundError:  # Windows
     resource = None  # type: ignore[assignment]  # the one place that asks is limit_this_process
 
-PARALLEL = 2
 PATIENCE_S = 60.0
+MEMORY_BYTES, CPU_S, WALL_S, OPEN_FILES = 768 << 20, 5, 10.0, 32  # what one child may use
 MAX_REPLY_BYTES = 64 << 20
-PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from minigpt.inspection.sandbox import answer; answer(sys.argv[2:])"
-_slots = threading.BoundedSemaphore(PARALLEL)
+PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from minigpt.inspection.sandbox import answer; answer(*sys.argv[2:])"
+_slots = threading.BoundedSemaphore(2)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one inspection may use."""
-
-    memory_bytes: int = 768 << 20
-    cpu_s: int = 5
-    wall_s: float = 10.0
-    open_files: int = 32
-
-
-LIMITS = Limits()
-
-
-def inspect_safely(path: Path, *, scan: bool = True, scan_limit: int = SCAN_LIMIT_BYTES, limits: Limits = LIMITS) -> Report:
+def inspect_safely(path: Path, *, scan: bool = True, scan_limit: int = SCAN_LIMIT_BYTES) -> Report:
     """Do as `inspect_file` does, in a child process with limits. May be called from any thread; waits while two others are at it.
-
-    Args:
-        path: The file.
-        scan: Read every value, for checksums and finite numbers.
-        scan_limit: The largest file in bytes that is scanned.
-        limits: What the child may use.
 
     Raises:
         CheckpointError: The file is refused, or its reader broke a limit or died; one sentence for a person.
     """
-    arguments = [path.name, str(int(scan)), str(scan_limit), str(limits.memory_bytes), str(limits.cpu_s), str(limits.open_files)]
     with open_regular(path) as file:
         if not _slots.acquire(timeout=PATIENCE_S):
             raise CheckpointError("Too many files are being opened at the moment; try again in a minute.")
         try:
-            reply = run_child(file, arguments, limits.wall_s)
+            reply = run_child(file, [path.name, str(int(scan)), str(scan_limit)])
         finally:
             _slots.release()
-    return _read_reply(reply)
+    try:
+        values = json.loads(reply if len(reply) <= MAX_REPLY_BYTES else b"")
+        if "refused" not in values:
+            return Report.from_dict(values["report"])
+        refusal = " ".join(str(values["refused"]).split())[:300]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        refusal = "This file was not opened: its reader gave no usable answer."
+    raise CheckpointError(refusal)
 
 
-def run_child(file: BinaryIO, arguments: Sequence[str], wall_s: float, program: str = PROGRAM) -> bytes:
-    """Run `program` in a bare interpreter with `file` as its standard input and return what it wrote; no trace of it outlives the call.
+def run_child(file: BinaryIO, arguments: Sequence[str], wall_s: float = WALL_S, program: str = PROGRAM) -> bytes:
+    """Run Python source in a bare interpreter with `file` as its standard input and return what it wrote; no trace of it outlives the call.
 
-    Args:
-        file: An open file with a descriptor.
-        arguments: Passed on behind the folder that holds this package.
-        wall_s: After so many seconds the child is killed.
-        program: Python source.
+    Its arguments are the folder that holds this package and then `arguments`. After `wall_s` seconds it is killed.
 
     Raises:
         CheckpointError: The child was killed, died or exited with an error.
@@ -96,10 +79,9 @@ def run_child(file: BinaryIO, arguments: Sequence[str], wall_s: float, program: 
     return done.stdout
 
 
-def answer(arguments: Sequence[str]) -> None:
+def answer(name: str, scan: str, scan_limit: str) -> None:
     """Be the child: bound this process, inspect standard input, and write one line of JSON with the report or the refusal."""
-    name, scan, scan_limit, memory_bytes, cpu_s, open_files = arguments
-    limit_this_process(Limits(memory_bytes=int(memory_bytes), cpu_s=int(cpu_s), open_files=int(open_files)))
+    limit_this_process()
     try:
         report = inspect_open_file(sys.stdin.buffer, name, scan=bool(int(scan)), scan_limit=int(scan_limit))
         reply: dict[str, object] = {"report": report.to_dict()}
@@ -108,30 +90,13 @@ def answer(arguments: Sequence[str]) -> None:
     sys.stdout.write(json.dumps(reply, allow_nan=False))
 
 
-def limit_this_process(limits: Limits) -> None:
+def limit_this_process(memory_bytes: int = MEMORY_BYTES, cpu_s: int = CPU_S) -> None:
     """Bound this process for the rest of its life; a limit that the system does not know or refuses is skipped."""
     if resource is None:
         return
-    for name, most in (
-        ("RLIMIT_AS", limits.memory_bytes),
-        ("RLIMIT_CPU", limits.cpu_s),
-        ("RLIMIT_FSIZE", 0),
-        ("RLIMIT_NOFILE", limits.open_files),
-        ("RLIMIT_CORE", 0),
-    ):
+    limits = {"RLIMIT_AS": memory_bytes, "RLIMIT_CPU": cpu_s, "RLIMIT_FSIZE": 0, "RLIMIT_NOFILE": OPEN_FILES, "RLIMIT_CORE": 0}
+    for name, most in limits.items():
         try:
             resource.setrlimit(getattr(resource, name), (most, most))
         except (AttributeError, ValueError, OSError):
             continue
-
-
-def _read_reply(reply: bytes) -> Report:
-    try:
-        if len(reply) > MAX_REPLY_BYTES:
-            raise ValueError("too long")
-        values = json.loads(reply)
-        if "refused" in values:
-            raise CheckpointError(" ".join(str(values["refused"]).split())[:300])
-        return Report.from_dict(values["report"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise CheckpointError("This file was not opened: its reader gave no usable answer.") from None

@@ -76,7 +76,7 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
         with gr.Column(scale=5, min_width=260):
             curve = gr.Plot(charts.as_plot(charts.loss_figure({}, {})), show_label=False, elem_id="curve")
     with gr.Accordion("Write with it", open=True, elem_id="write-part"):
-        prompt = gr.Textbox("ROMEO:", label="Prompt", lines=2, elem_id="prompt")
+        prompt = gr.Textbox(label="Prompt", placeholder="the start of a text; empty takes the model's usual one", lines=2, elem_id="prompt")
         with gr.Row():
             length = gr.Slider(10, MAX_NEW_TOKENS, 80, step=10, label="Length", info="Tokens to write.", elem_id="length")
             temperature = gr.Slider(

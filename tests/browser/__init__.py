@@ -1,0 +1,1 @@
+"""Tests that drive the real program over a real browser or its API."""

@@ -1,0 +1,306 @@
+"""What the browser tests share: real servers, a Chromium without a network, visitors with a browser context each, and runs that end with the test."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
+from conftest import ROOT, verse  # noqa: E402
+from gradio_client import Client  # noqa: E402
+from playwright.sync_api import Browser, BrowserContext, Page  # noqa: E402
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]  # fmt: skip
+LIMIT_S = 20.0
+playwright.expect.set_options(timeout=1000 * LIMIT_S)
+LONG = {"max_steps": 5000, "warmup_steps": 8, "eval_interval": 40, "log_interval": 1}  # ended by a stop
+TINY = {"vocab_size": 100, "max_seq_len": 16, "d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "batch_size": 4, "warmup_steps": 2}
+HERE = Path(__file__).parent
+
+Settings = dict[str, Any]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+def wait_until(told: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
+    """Ask again and again until `told` is true; return what it said."""
+    end = time.monotonic() + limit_s
+    while not (answer := told()):
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {limit_s:.0f} s in vain for: {what}")
+        time.sleep(0.05)
+    return answer
+
+
+class Server:
+    """The real program as a process of its own, over a home of its own."""
+
+    def __init__(self, home: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.home = home
+        home.mkdir(parents=True, exist_ok=True)
+        self.url = f"http://127.0.0.1:{port}/"
+        self.log = home.parent / f"server-{port}.log"
+        environment = {name: value for name, value in os.environ.items() if name not in ("SPACE_ID", "SYSTEM")}
+        environment |= {
+            "MINIGPT_OFFLINE": "1",
+            "MINIGPT_HOME": str(home),
+            "GRADIO_TEMP_DIR": str(home.parent / f"uploads-{port}"),
+            "GRADIO_SERVER_PORT": str(port),
+            "GRADIO_SERVER_NAME": "127.0.0.1",
+        }
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(ROOT / "app.py")], cwd=home.parent, env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+        self._client: Client | None = None
+        try:
+            wait_until(self._answers, "the server's first answer", 60)
+        except BaseException:
+            self.process.kill()
+            raise
+
+    def _answers(self) -> bool:
+        if self.process.poll() is not None:
+            raise AssertionError("the server did not start:\n" + self.log.read_text(errors="replace"))
+        try:
+            return requests.get(self.url + "config", timeout=2).ok
+        except requests.RequestException:
+            return False
+
+    @property
+    def client(self) -> Client:
+        """A program's way in, over the page's API."""
+        if self._client is None:
+            self._client = Client(self.url, verbose=False)
+        return self._client
+
+    def call(self, name: str, *values: Any) -> Any:
+        """Call a public function and return its last answer."""
+        return self.client.predict(*values, api_name=f"/{name}")
+
+    def run(self, settings: Settings, text: str = "") -> Any:
+        """Start a run and return the job whose outputs are the views of it, once the run is there."""
+        before = self.view()["run"]
+        job = self.client.submit("quick", settings, text, api_name="/train")
+        wait_until(lambda: job.done() or self.view()["run"] != before, "the new run")
+        return job
+
+    def view(self) -> dict[str, Any]:
+        """What the server tells of its latest run."""
+        return dict(self.call("status"))
+
+    def wait_for_step(self, step: int) -> dict[str, Any]:
+        """Wait until the live run has made this many steps."""
+        return dict(wait_until(lambda: (view := self.view())["step"] >= step and view, f"step {step}"))
+
+    def folders(self) -> set[str]:
+        """The names of all run folders."""
+        return {path.parent.name for path in self.home.glob("*/config.json")}
+
+    def state(self, run: str) -> dict[str, Any]:
+        """A run's state.json."""
+        return dict(json.loads((self.home / run / "state.json").read_bytes()))
+
+    def metrics(self, run: str) -> list[dict[str, Any]]:
+        """A run's events as the trainer's callback got them."""
+        return [json.loads(line) for line in (self.home / run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    def end_run(self) -> dict[str, Any]:
+        """Stop the run that is live, if one is, in a hurry: told twice, it skips its final evaluation."""
+        if self.view()["live"]:
+            for _ in range(2):
+                requests.post(self.url + "gradio_api/call/stop", json={"data": []}, timeout=LIMIT_S).raise_for_status()
+        return dict(wait_until(lambda: not (view := self.view())["live"] and view, "the end of the run"))
+
+    def stop(self, number: int = signal.SIGTERM, limit_s: float = 10.0) -> int:
+        """Send a signal and return the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(limit_s)
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+
+
+ServerFactory = Callable[..., Server]
+VisitorFactory = Callable[..., Page]
+
+
+@pytest.fixture(scope="session")
+def make_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFactory]:
+    """Return a factory of servers, each over a new home or over the one given."""
+    made: list[Server] = []
+
+    def make(home: Path | None = None) -> Server:
+        made.append(Server(home or tmp_path_factory.mktemp("server") / "runs"))
+        return made[-1]
+
+    yield make
+    for server in made:
+        if server.process.poll() is None:
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_server(make_server: ServerFactory) -> Server:
+    return make_server()
+
+
+@pytest.fixture
+def server(shared_server: Server) -> Iterator[Server]:
+    """Return the server that most tests share; what a test leaves running is ended."""
+    yield shared_server
+    shared_server.end_run()
+
+
+@pytest.fixture(scope="session")
+def untouched(make_server: ServerFactory) -> Server:
+    """Return a server on which no test starts a run."""
+    return make_server()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM:
+        pytest.skip("no Chromium is installed; set CHROMIUM to its program")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+Faults = list[str]
+
+
+@pytest.fixture
+def faults() -> Iterator[Faults]:
+    """Collect what went wrong on the pages of a test: hosts asked that are not ours, errors. None may be left at the end."""
+    found: Faults = []
+    yield found
+    assert not found
+
+
+@pytest.fixture
+def visitor(browser: Browser, request: pytest.FixtureRequest, faults: Faults) -> Iterator[VisitorFactory]:
+    """Return a factory of visitors: each a page in a browser context of its own, whose script has drawn the first view."""
+    contexts = []
+
+    def visit(target: Server | None = None, *, width: int = 1280, height: int = 900, **options: Any) -> Page:
+        target = target or request.getfixturevalue("server")
+        contexts.append(browser.new_context(viewport={"width": width, "height": height}, **options))
+        return arrive(contexts[-1], target, faults)
+
+    yield visit
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(scope="session")
+def regular(browser: Browser) -> Iterator[BrowserContext]:
+    """Return the context of a visitor who comes again and again, whose browser has the page's scripts already."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(regular: BrowserContext, server: Server, faults: Faults) -> Iterator[Page]:
+    """Return a new page of the regular visitor on the shared server."""
+    page = arrive(regular, server, faults)
+    yield page
+    page.close()
+
+
+def arrive(context: BrowserContext, server: Server, faults: Faults) -> Page:
+    """Open the page and note its faults."""
+    page = context.new_page()
+    page.set_default_timeout(1000 * LIMIT_S)
+    own = (server.url, "data:", f"blob:{server.url}")
+    page.on("request", lambda asked: None if asked.url.startswith(own) else faults.append(f"asked {asked.url}"))
+    page.on("pageerror", lambda error: faults.append(f"page error: {error}"))
+    page.on("console", lambda message: faults.append(f"console: {message.text}") if message.type == "error" else None)
+    page.goto(server.url)
+    ready(page)
+    return page
+
+
+def ready(page: Page) -> None:
+    """Wait until the page has its first view and its chart."""
+    page.wait_for_function("window.minigpt?.view.run && window.Plotly && document.querySelector('#loss .js-plotly-plot')?._fullLayout")
+
+
+def wait_points(page: Page, count: int) -> int:
+    """Wait until the training curve has more than `count` points; return how many it has."""
+    page.wait_for_function("count => document.querySelector('#loss .js-plotly-plot')?.data?.[0].x.length > count", arg=count)
+    return len(trace(page, "loss", 0)[0])
+
+
+def trace(page: Page, chart: str, number: int) -> tuple[list[float], list[float | None]]:
+    """A curve as plotly holds it."""
+    x, y = page.evaluate(
+        "([id, n]) => { const t = document.querySelector(`#${id} .js-plotly-plot`).data[n]; return [Array.from(t.x), Array.from(t.y)]; }", [chart, number]
+    )
+    return x, y
+
+
+def wait_state(page: Page, *states: str) -> dict[str, Any]:
+    """Wait until the page knows its run to be in one of these states; return the view."""
+    page.wait_for_function("states => states.includes(window.minigpt.view.state)", arg=list(states))
+    return dict(page.evaluate("window.minigpt.view"))
+
+
+def open_part(page: Page, name: str) -> None:
+    """Open a folded part of the page."""
+    page.locator(f"#{name} > button").click()
+
+
+def set_number(page: Page, name: str, value: object) -> None:
+    """Type a setting's number; its folded part must be open."""
+    field = page.locator(f"#setting-{name} input[type=number]")
+    field.fill(str(value))
+    field.press("Tab")
+
+
+def press_train(page: Page) -> dict[str, Any]:
+    """Press Train it and wait for the new run; return the view."""
+    before = page.evaluate("window.minigpt.view.run")
+    page.locator("#train").click()
+    page.wait_for_function("before => window.minigpt.view.run !== before", arg=before)
+    return dict(page.evaluate("window.minigpt.view"))
+
+
+def train_with(page: Page, **settings: object) -> dict[str, Any]:
+    """Set numbers of the training part, press Train it and wait for the new run; return the view."""
+    open_part(page, "settings-training")
+    for name, value in settings.items():
+        set_number(page, name, value)
+    return press_train(page)
+
+
+@pytest.fixture(scope="session")
+def short_text() -> str:
+    """Return about two pages of verse, on which a run starts at once."""
+    return verse(300)

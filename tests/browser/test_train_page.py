@@ -1,0 +1,449 @@
+"""The Train tab in a real browser: what a visitor sees before, during and after a run, and what survives reloads, strangers and mistakes."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from browser.conftest import (
+    LONG,
+    TINY,
+    Faults,
+    Server,
+    VisitorFactory,
+    open_part,
+    press_train,
+    ready,
+    set_number,
+    trace,
+    train_with,
+    wait_points,
+    wait_state,
+    wait_until,
+)
+from conftest import ROOT
+from playwright.sync_api import Locator, Page, expect
+
+from minigpt.header import our_metadata, read_header
+
+EXAMPLE = ROOT / "assets" / "example.safetensors"
+ENDED = ("finished", "stopped", "failed", "diverged")
+TRAIN, VAL, UNIFORM, UNIGRAM = 0, 2, 4, 5  # traces of the loss chart
+DETAILS = ("lr", "grad_norm", "tokens_per_s")
+RATE = {"max_steps": 60, "log_interval": 1, "eval_interval": 20}
+
+
+def story(page: Page) -> Locator:
+    return page.locator("#status .story")
+
+
+def toast(page: Page) -> Locator:
+    return page.get_by_test_id("toast-body").last
+
+
+def short(value: float | None) -> float | None:
+    """A number as the feed sends it: six significant digits."""
+    return None if value is None else float(f"{value:.6g}")
+
+
+def place_of(page: Page, selector: str) -> list[float]:
+    """Where something lies on the whole page: left, top, width, height."""
+    return list(page.locator(selector).evaluate("n => { const r = n.getBoundingClientRect(); return [r.x, r.y + scrollY, r.width, r.height]; }"))
+
+
+def expected_curves(events: list[dict[str, Any]]) -> dict[str, tuple[list[int], list[float | None]]]:
+    """The curves that a run's events ask for, worked out apart from the program's own history."""
+    logs = [event for event in events if event["type"] == "log"]
+    steps = [event["step"] for event in logs]
+    curves = {name: (steps, [short(event[name]) for event in logs]) for name in ("loss", *DETAILS)}
+    average, smoothed = 0.0, []
+    for count, event in enumerate(logs, start=1):
+        average = 0.8 * average + 0.2 * event["loss"]
+        smoothed.append(short(average / (1 - 0.8**count)))
+    curves["smoothed"] = steps, smoothed
+    evaluations = {event["step"]: short(event["val_loss"]) for event in reversed(events) if event["type"] in ("eval", "complete")}
+    first = {event["step"]: short(event["val_loss"]) for event in events if event["type"] == "eval"}
+    curves["val"] = sorted(evaluations), [{**evaluations, **first}[step] for step in sorted(evaluations)]
+    return curves
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder of a run that is at work and may be writing into it."""
+
+    def gone() -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+    wait_until(gone, "the folder to go")
+
+
+def test_the_page_is_alive_before_any_click(untouched: Server, visitor: VisitorFactory) -> None:
+    example = our_metadata(read_header(EXAMPLE))
+    samples = [sample["text"].lstrip("\n") for sample in example["samples"]]
+    served = json.loads(json.dumps(requests.get(untouched.url + "config", timeout=10).json()))
+    values = " ".join(str(part["props"].get("value")) for part in served["components"])
+    assert samples[-1].split("\n")[1] in values
+    assert "an example, trained before you came" in values
+
+    page = visitor(untouched)
+    assert page.locator("#before").text_content() == samples[0]
+    assert page.locator("#after").text_content() == samples[-1]
+    assert page.locator("#age").get_attribute("max") == str(len(samples) - 1)
+    assert page.locator("#status .state").inner_text().startswith("an example")
+    assert story(page).inner_text().startswith("This one was done in")
+    for part in ("#status .numbers", "#about", "#before-tag", "#after-tag", "#intro h1"):
+        assert page.locator(part).inner_text().strip(), part
+    x, y = trace(page, "loss", VAL)
+    assert x[-1] == example["step"]
+    assert y[-1] < y[0]
+    assert len(trace(page, "loss", TRAIN)[0]) > 10
+    assert trace(page, "loss", UNIFORM)[1] == [example["data"]["uniform_loss"]] * 2
+    assert page.locator("#train").is_visible()
+    assert page.locator("#stop").is_hidden()
+    assert page.title() == "MiniGPT"
+
+
+def test_a_run_turns_the_button_into_stop_and_ends_with_a_verdict(page: Page, server: Server) -> None:
+    open_part(page, "settings-training")
+    set_number(page, "max_steps", 100)
+    place = place_of(page, "#train")
+    press_train(page)
+    expect(page.locator("#stop")).to_be_visible()
+    expect(page.locator("#train")).to_be_hidden()
+    assert place_of(page, "#stop") == place
+    expect(page.locator("#status .state")).to_have_text(re.compile(r"^training · step \d+ of 100"))
+    some = wait_points(page, 1)
+    page.wait_for_function("window.minigpt.samples.length > 1")
+    slider = int(page.locator("#age").get_attribute("max") or 0)
+    assert wait_points(page, some) > some
+    view = wait_state(page, *ENDED)
+
+    assert view["state"] == "finished"
+    (data,) = (event for event in server.metrics(view["run"]) if event["type"] == "data")
+    assert data["uniform_loss"] == pytest.approx(7.6009, abs=1e-3)
+    assert trace(page, "loss", UNIFORM) == ([0, 100], [data["uniform_loss"]] * 2)
+    assert trace(page, "loss", UNIGRAM) == ([0, 100], [data["unigram_loss"]] * 2)
+    expect(story(page)).to_have_text(re.compile(r"^Done in \d+ s\. From 2,000 possible next words to about \d+; best at step \d+, saved\.$"))
+    assert page.title() == "✓ MiniGPT"
+    expect(page.locator("#train")).to_be_visible()
+    expect(page.locator("#look-inside")).to_be_visible()
+    page.wait_for_function("slider => Number(document.querySelector('#age').max) > slider", arg=slider)
+    assert page.locator("#after").text_content() == page.evaluate("window.minigpt.samples.at(-1).text")
+
+
+def test_the_curves_equal_the_callbacks_events(page: Page, server: Server, visitor: VisitorFactory) -> None:
+    view = train_with(page, **RATE)
+    wait_points(page, 3)
+    open_part(page, "more")
+    watcher = visitor()
+    wait_state(page, "finished")
+    wait_state(watcher, "finished")
+    open_part(watcher, "more")
+    expected = expected_curves(server.metrics(view["run"]))
+    assert len(expected["loss"][0]) == 60
+    for who in (page, watcher):
+        who.wait_for_function("document.querySelector('#details .js-plotly-plot')?.data?.[0].x.length >= 60")
+        for number, name in enumerate(("loss", "smoothed", "val")):
+            assert trace(who, "loss", number) == tuple(expected[name]), name
+        for number, name in enumerate(DETAILS):
+            assert trace(who, "details", number) == tuple(expected[name]), name
+
+
+def test_zoom_survives_new_points(page: Page) -> None:
+    train_with(page, max_steps=5000, log_interval=1)
+    page.wait_for_function("window.minigpt.view.state === 'training'")
+    count = wait_points(page, 2)
+    page.evaluate("Plotly.relayout(document.querySelector('#loss .js-plotly-plot'), {'xaxis.range': [2, 9]})")
+    node = page.locator("#loss .js-plotly-plot").element_handle()
+    wait_points(page, count + 10)
+    assert page.evaluate("window.minigpt.view.live")
+    assert page.evaluate("document.querySelector('#loss .js-plotly-plot').layout.xaxis.range") == [2, 9]
+    assert page.evaluate("node => node.isConnected", node)
+
+
+def test_stop_saves_and_the_next_run_needs_no_reload(page: Page, server: Server) -> None:
+    view = train_with(page, max_steps=5000)
+    wait_points(page, 2)
+    page.locator("#stop").click()
+    ended = wait_state(page, *ENDED)
+    assert ended["state"] == "stopped"
+    assert ended["run"] == view["run"]
+    expect(story(page)).to_have_text(re.compile(r"^Stopped after \d+ s and saved\. From 2,000 possible next words to about "))
+    for name in ("last", "best"):
+        metadata = our_metadata(read_header(server.home / view["run"] / f"{name}.safetensors"))
+        assert metadata["val_loss"] > 0
+    assert metadata["step"] <= ended["step"]
+    assert server.state(view["run"])["state"] == "stopped"
+
+    again = press_train(page)
+    assert again["run"] != view["run"]
+    expect(page.locator("#stop")).to_be_visible()
+    page.wait_for_function("window.minigpt.view.state === 'training'")
+    assert wait_points(page, 1) > 1
+    assert trace(page, "loss", TRAIN)[0][0] == 1
+
+
+def test_five_clicks_on_stop_are_harmless(page: Page, server: Server) -> None:
+    view = train_with(page, max_steps=5000)
+    wait_points(page, 1)
+    page.evaluate("for (let i = 0; i < 5; i++) document.querySelector('#stop').click()")
+    assert wait_state(page, *ENDED)["state"] == "stopped"
+    assert [event["type"] for event in server.metrics(view["run"])].count("complete") == 1
+    read_header(server.home / view["run"] / "last.safetensors")
+    page.evaluate("document.querySelector('#stop').click()")
+    assert press_train(page)["run"] != view["run"]
+
+
+def test_a_reload_finds_the_whole_run_again(page: Page, faults: Faults) -> None:
+    view = train_with(page, max_steps=5000, log_interval=1)
+    count = wait_points(page, 5)
+    page.reload()
+    ready(page)
+    assert all(re.search("AbortError|Connection errored|network error", fault) for fault in faults)  # gradio's words for a stream that a reload cuts
+    faults.clear()
+    assert page.evaluate("window.minigpt.view.run") == view["run"]
+    more = wait_points(page, count)
+    x, _ = trace(page, "loss", TRAIN)
+    assert x[:more] == list(range(1, more + 1))
+    expect(page.locator("#stop")).to_be_visible()
+    assert wait_points(page, more + 3) > more + 3
+
+
+def test_a_second_visitor_sees_the_run_and_a_second_start_joins_it(page: Page, server: Server, visitor: VisitorFactory) -> None:
+    second = visitor()
+    view = train_with(page, max_steps=5000, log_interval=1)
+    second.wait_for_function("run => window.minigpt.view.run === run", arg=view["run"])
+    wait_points(second, 5)
+    folders = server.folders()
+    second.evaluate("document.querySelector('#train').click()")  # hidden by now: as if pressed before this page had heard of the run
+    expect(toast(second)).to_contain_text(re.compile(r"a run is training already \(step \d+ of 5,000\); you are watching it"))
+    count = len(trace(second, "loss", TRAIN)[0])
+    wait_points(second, count + 5)
+    assert second.evaluate("window.minigpt.view.run") == view["run"]
+    assert server.folders() == folders
+    second.locator("#stop").click()
+    assert wait_state(page, *ENDED)["state"] == "stopped"
+
+
+def test_closing_the_page_does_not_end_the_run(page: Page, server: Server) -> None:
+    view = train_with(page, max_steps=5000)
+    wait_points(page, 1)
+    page.close()
+    step = server.view()["step"]
+    later = server.wait_for_step(step + 5)
+    assert later["run"] == view["run"]
+    assert later["live"]
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "wrong", "sentence", "right"),
+    [
+        ("model", "n_heads", 5, "n_heads is 5; it must divide d_model, 32: try 4", 4),
+        ("training", "warmup_steps", 500, "warmup_steps is 500; it must be below max_steps, 400: try 40", 40),
+        ("training", "max_steps", "", "max_steps is empty; it must be a whole number from 1 to 10,000,000: try 5,000", 5000),
+        ("training", "learning_rate", -1, "learning_rate is -1; it must be a number from 1e-08 to 10: try 1e-08", 0.02),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_one_that_works(
+    page: Page, server: Server, part: str, name: str, wrong: object, sentence: str, right: object
+) -> None:
+    folders = server.folders()
+    before = page.locator("#status .state").inner_text()
+    open_part(page, f"settings-{part}")
+    set_number(page, name, wrong)
+    expect(page.locator("#about")).to_contain_text(sentence)
+    page.locator("#train").click()
+    expect(toast(page)).to_contain_text(sentence)
+    expect(page.locator("#train")).to_be_visible()
+    expect(page.locator("#stop")).to_be_hidden()
+    expect(page.locator("#status .state")).to_have_text(before)
+    expect(story(page)).not_to_be_empty()
+    assert server.folders() == folders
+
+    set_number(page, name, right)
+    expect(page.locator("#about")).not_to_contain_text(sentence)
+    press_train(page)
+    page.wait_for_function("window.minigpt.view.state === 'training'")
+
+
+def test_a_text_shorter_than_the_context_ends_the_run_with_the_length_that_fits(page: Page, server: Server) -> None:
+    folders = server.folders()
+    page.get_by_label("my own text").check()
+    page.locator("#own-text textarea").fill("to be or not to be\n" * 5)
+    press_train(page)
+    wait_state(page, "failed")
+    expect(story(page)).to_have_text(re.compile(r"^The run could not go on: the text has 35 tokens, .* set max_seq_len to 30 or less$"))
+    expect(page.locator("#train")).to_be_visible()
+    assert page.title() == "failed · MiniGPT"
+    wait_until(lambda: server.folders() == folders, "the folder of the failed run to go")
+
+    open_part(page, "settings-model")
+    set_number(page, "max_seq_len", 24)
+    assert train_with(page, max_steps=20)["run"]
+    assert wait_state(page, *ENDED)["state"] == "finished"
+
+
+def test_an_empty_text_is_refused(page: Page, server: Server) -> None:
+    folders = server.folders()
+    page.get_by_label("my own text").check()
+    page.locator("#own-text textarea").fill("  \n ")
+    page.locator("#train").click()
+    expect(toast(page)).to_contain_text("the text is empty; paste at least a page of text")
+    expect(page.locator("#train")).to_be_visible()
+    assert server.folders() == folders
+
+
+def test_a_text_typed_with_windows_line_ends_trains(page: Page, server: Server, short_text: str) -> None:
+    page.get_by_label("my own text").check()
+    page.locator("#own-text textarea").fill(short_text.replace("\n", "\r\n"))
+    view = train_with(page, max_steps=20)
+    assert wait_state(page, *ENDED)["state"] == "finished"
+    assert (server.home / view["run"] / "own text.txt").read_bytes().decode() == short_text
+
+
+def test_a_file_in_another_encoding_is_refused_in_words(page: Page, server: Server, short_text: str) -> None:
+    folders = server.folders()
+    page.get_by_label("my own text").check()
+    drop = page.locator("#own-file input[type=file]")
+    drop.set_input_files({"name": "poem.txt", "mimeType": "text/plain", "buffer": ("Sch\u00f6n ist die Nacht\n" * 200).encode("latin-1")})
+    expect(page.locator("#own-file")).to_contain_text("poem")
+    page.locator("#train").click()
+    expect(toast(page)).to_contain_text("the text is not UTF-8 (byte 3 does not fit): save it as UTF-8 and try again")
+    expect(page.locator("#train")).to_be_visible()
+    assert server.folders() == folders
+
+    page.locator("#own-file").get_by_label(re.compile("Clear|Remove")).first.click()
+    drop.set_input_files({"name": "verse.txt", "mimeType": "text/plain", "buffer": short_text.replace("\n", "\r\n").encode()})
+    expect(page.locator("#own-file")).to_contain_text("verse")
+    view = train_with(page, max_steps=20)
+    assert wait_state(page, *ENDED)["state"] == "finished"
+    assert (server.home / view["run"] / "own text.txt").read_text() == short_text
+
+
+def test_a_run_whose_folder_was_deleted_goes_on_and_saves(page: Page, server: Server, short_text: str) -> None:
+    server.run({**TINY, **LONG, "eval_interval": 5000}, short_text)  # no checkpoint on the way that would make the folder anew
+    run = server.wait_for_step(20)["run"]
+    remove(server.home / run)
+    page.wait_for_function("run => window.minigpt.view.run === run", arg=run)
+    server.wait_for_step(server.view()["step"] + 50)
+    page.locator("#stop").click()
+    view = wait_state(page, *ENDED)
+    assert view["state"] == "stopped"
+    expect(story(page)).to_contain_text("saved")
+    assert our_metadata(read_header(server.home / run / "last.safetensors"))["step"] == view["step"]
+
+
+def test_a_run_that_breaks_says_why_and_gives_the_button_back(page: Page, server: Server, short_text: str) -> None:
+    server.run({**TINY, **LONG, "eval_interval": 5000}, short_text)
+    run = server.wait_for_step(20)["run"]
+    remove(server.home / run)
+    (server.home / run).write_text("a file where the run's folder was")
+    page.wait_for_function("run => window.minigpt.view.run === run", arg=run)
+    page.locator("#stop").click()
+    assert wait_state(page, *ENDED)["state"] == "failed"
+    expect(story(page)).to_have_text(re.compile(r"^The run could not go on: .{10,}"))
+    assert str(server.home) not in story(page).inner_text()
+    expect(page.locator("#train")).to_be_visible()
+    press_train(page)
+    page.wait_for_function("window.minigpt.view.state === 'training'")
+
+
+def test_without_plotlys_global_the_chart_still_gets_its_points(page: Page) -> None:
+    open_part(page, "settings-training")
+    set_number(page, "max_steps", 5000)
+    page.evaluate("delete window.Plotly")
+    assert page.evaluate("window.Plotly") is None
+    press_train(page)
+    page.wait_for_function("window.minigpt.view.step > 0")
+    count = wait_points(page, 1)
+    count = wait_points(page, count)
+    wait_points(page, count)
+    assert page.locator("#loss .main-svg").first.is_visible()
+    assert trace(page, "loss", UNIFORM)[0] == [0, 5000]
+    page.locator("#stop").click()
+    wait_state(page, *ENDED)
+    wait_points(page, count)
+
+
+def test_everything_can_be_done_from_the_keyboard(page: Page) -> None:
+    before = page.evaluate("window.minigpt.view.run")
+    page.locator("#train").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("before => window.minigpt.view.run !== before && window.minigpt.samples.length > 1", arg=before)
+    page.locator("#age").focus()
+    page.keyboard.press("Home")
+    first = page.evaluate("window.minigpt.samples[0]")
+    assert page.locator("#after-tag").inner_text() == first["tag"]
+    assert page.locator("#after").text_content() == first["text"]
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#after-tag").inner_text() == page.evaluate("window.minigpt.samples[1].tag")
+    assert page.locator("#age").get_attribute("aria-valuetext") == page.locator("#after-tag").inner_text()
+    live = page.locator("#status").get_by_role("status")
+    assert live.get_attribute("aria-live") == "polite"
+    expect(live).not_to_be_empty()
+    page.locator("#stop").focus()
+    page.keyboard.press("Space")
+    assert wait_state(page, *ENDED)["state"] == "stopped"
+    expect(live).to_contain_text("Stopped after")
+
+
+def test_a_narrow_page_never_scrolls_sideways_and_keeps_stop_at_hand(server: Server, visitor: VisitorFactory) -> None:
+    phone = visitor(width=390, height=844, has_touch=True, is_mobile=True)
+    widest = "Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)"
+    assert phone.evaluate(widest) <= 390
+    press_train(phone)
+    wait_points(phone, 1)
+    for place in ("0", "document.body.scrollHeight"):
+        phone.evaluate(f"window.scrollTo(0, {place})")
+        box = phone.locator("#stop").bounding_box()
+        assert box is not None
+        assert 844 - 40 <= box["y"] + box["height"] <= 844
+        assert box["width"] > 300
+    assert phone.evaluate(widest) <= 390
+    phone.locator("#stop").click()
+    wait_state(phone, *ENDED)
+    assert phone.evaluate(widest) <= 390
+    phone.get_by_role("tab", name="Checkpoint").click()
+    expect(phone.locator("#verdict")).to_contain_text("step")
+    assert phone.evaluate(widest) <= 390
+
+
+def test_the_log_shows_twenty_rows_and_the_csv_has_all(page: Page, server: Server, short_text: str) -> None:
+    server.run({**TINY, **RATE}, short_text)
+    run = wait_state(page, "finished")["run"]
+    events = [event for event in server.metrics(run) if event["type"] in ("log", "eval")]
+    open_part(page, "log-part")
+    rows = page.locator("#log tbody tr")
+    expect(rows).to_have_count(20)
+    assert rows.first.inner_text().split()[0] == "60"
+    with page.expect_download() as download:
+        page.locator("#csv").click()
+    assert download.value.suggested_filename == f"minigpt-{run}.csv"
+    header, *lines = download.value.path().read_text().splitlines()
+    assert header == "step,loss,lr,grad_norm,tokens_per_s,val_loss,elapsed"
+    assert [int(line.split(",")[0]) for line in lines] == [event["step"] for event in events]
+    assert len(lines) == 64
+    losses = [float(line.split(",")[1]) for line in lines if line.split(",")[1]]
+    assert losses == pytest.approx([event["loss"] for event in events if event["type"] == "log"])
+
+
+def test_changed_settings_are_named_and_can_be_reset(page: Page) -> None:
+    expect(page.locator("#reset")).to_be_hidden()
+    open_part(page, "settings-training")
+    set_number(page, "max_steps", 300)
+    expect(page.locator("#about")).to_contain_text("1 setting differs from Quick: max_steps")
+    set_number(page, "seed", 5)
+    expect(page.locator("#about")).to_contain_text("2 settings differ from Quick: max_steps, seed")
+    open_part(page, "plan")
+    expect(page.locator("#command textarea")).to_have_value("python -m minigpt train --preset quick --max-steps 300 --seed 5")
+    page.locator("#reset").click()
+    expect(page.locator("#setting-max_steps input[type=number]")).to_have_value("400")
+    expect(page.locator("#setting-seed input[type=number]")).to_have_value("1337")
+    expect(page.locator("#about")).not_to_contain_text("differ")
+    expect(page.locator("#reset")).to_be_hidden()
+    page.get_by_label("Letters").check()
+    expect(page.locator("#about")).to_contain_text("Letter by letter")
+    expect(page.locator("#setting-max_steps input[type=number]")).to_have_value("1500")
