@@ -24,7 +24,7 @@ import minigpt
 from minigpt.config import TransformerConfig, parse_config
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.header import our_metadata, read_header
-from minigpt.model import MiniGPT
+from minigpt.model import MiniGPT, rotary_tables
 from minigpt.optim import AnyOptimizer
 from minigpt.system import write_atomically
 from minigpt.tokenizer import TOKENIZERS, TextTokenizer
@@ -98,8 +98,8 @@ def save_checkpoint(
         "parameters": model.count_parameters(),
         "tied": {"head.weight": "embedding.weight"},
         "versions": {"minigpt": minigpt.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
-        "sha256": digest(tensors),
     }
+    metadata["sha256"] = digest(tensors, metadata)
     header = {"format": "pt", "minigpt": json.dumps(metadata, allow_nan=False, ensure_ascii=False)}
     write_atomically(target, pack_tensors(tensors, metadata=header), keep_as=keep_as)
     return target
@@ -116,9 +116,9 @@ def _finite(value: float | None) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
+def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
     """Return the sha256 of all names, types, shapes and values; safetensors itself has no checksum."""
-    result = hashlib.sha256()
+    result = hashlib.sha256(json.dumps([metadata.get("config"), metadata.get("tokenizer")], sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         result.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -140,7 +140,8 @@ def read_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Che
         raise CheckpointError("this file was not written by MiniGPT, so its weights cannot be put into a model here")
     config = _stored_config(metadata)
     with torch.device("meta"):
-        expected = {f"model.{name}": tuple(value.shape) for name, value in MiniGPT(config).state_dict().items()}
+        model = MiniGPT(config)
+    expected = {f"model.{name}": tuple(value.shape) for name, value in model.state_dict().items()}
     found = {name: entry.shape for name, entry in header.tensors.items() if name.startswith("model.")}
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
@@ -149,12 +150,14 @@ def read_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Che
             )
     try:
         tensors = load_tensors(path.read_bytes())
-    except SafetensorError as error:
+    except (SafetensorError, KeyError) as error:
         raise CheckpointError("this file is damaged: its tensors cannot be read") from error
-    if digest(tensors) != metadata.get("sha256"):
+    if digest(tensors, metadata) != metadata.get("sha256"):
         raise CheckpointError("this file is damaged: its values do not match the checksum written with them")
-    model = MiniGPT(config)
-    model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")})
+    # Filled on the meta device's skeleton: a fresh model would draw from the global generator, which a live run on another thread depends on.
+    weights = {name.removeprefix("model."): value.float() for name, value in tensors.items() if name.startswith("model.")}
+    model.load_state_dict(weights, assign=True)
+    model.cos, model.sin = rotary_tables(config.max_seq_len, config.d_model // config.n_heads)
     stored = metadata.get("tokenizer")
     tokenizer = TOKENIZERS[config.tokenizer]().from_json(stored) if isinstance(stored, str) else None
     if tokenizer is not None and tokenizer.vocab_size != config.vocab_size:
@@ -164,8 +167,8 @@ def read_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Che
         model=model.to(device).eval(),
         tokenizer=tokenizer,
         config=config,
-        step=step if isinstance(step, int) else 0,
-        val_loss=float(val_loss) if isinstance(val_loss, int | float) else None,
+        step=step if type(step) is int and step >= 0 else 0,
+        val_loss=float(val_loss) if isinstance(val_loss, int | float) and not isinstance(val_loss, bool) else None,
         metadata=metadata,
         state={name: value for name, value in tensors.items() if not name.startswith("model.")},
     )

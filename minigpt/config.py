@@ -124,21 +124,28 @@ class TransformerConfig(BaseModel):
     @model_validator(mode="after")
     def _follow_folder(self) -> Self:
         # Written straight into __dict__: an assignment would validate again, without end, and mark the field as chosen by the caller.
-        if "checkpoint_path" not in self.model_fields_set or not self.checkpoint_path:
+        if not self.checkpoint_path:
+            self.model_fields_set.discard("checkpoint_path")
+        if "checkpoint_path" not in self.model_fields_set:
             self.__dict__["checkpoint_path"] = str(Path(self.checkpoint_dir) / "best.safetensors")
         return self
+
+    def _even_heads(self) -> str:
+        divisors = [n for n in range(1, min(self.d_model, 128) + 1) if self.d_model % (2 * n) == 0]
+        return str(min(divisors, key=lambda n: abs(n - self.n_heads))) if divisors else f"d_model {self.d_model + self.n_heads}"
 
     def problems(self) -> list[str]:
         """List what no single field can know, one sentence each; an empty list means the settings fit each other."""
         found = []
         head = self.d_model // self.n_heads
         if self.d_model % self.n_heads:
-            divisors = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
+            even = 2 if self.arch == "modern" and self.d_model % 2 == 0 else 1
+            divisors = [n for n in range(1, min(self.d_model, 128) + 1) if self.d_model % (n * even) == 0]
             found.append(
                 f"n_heads is {self.n_heads}; it must divide d_model, {self.d_model}: try {min(divisors, key=lambda n: abs(n - self.n_heads))}"
             )
         elif self.arch == "modern" and head % 2:
-            found.append(f"n_heads is {self.n_heads}, so a head is {head} wide; rotary positions need an even width: try d_model {2 * self.d_model}")
+            found.append(f"n_heads is {self.n_heads}, so a head is {head} wide; rotary positions need an even width: try {self._even_heads()}")
         if self.warmup_steps >= self.max_steps:
             found.append(f"warmup_steps is {self.warmup_steps:,}; it must be below max_steps, {self.max_steps:,}: try {self.max_steps // 10}")
         if self.min_lr > self.learning_rate:
@@ -205,9 +212,15 @@ def _sentence(name: str, kind: str, value: object) -> str:
     field = TransformerConfig.model_fields.get(name)
     if field is None:
         return f"{name or 'this'} is not a setting; the settings are {', '.join(TransformerConfig.model_fields)}"
-    found = "empty" if value is None or value == "" else f"{str(value)[:40]!r}" if isinstance(value, str) else str(value)[:40]
+    found = "empty" if value is None or value == "" else f"{str(value)[:40]!r}" if isinstance(value, str) else _shown(value)
     allowed, example = _allowed(field)
     return f"{name} is {found}; it must be {allowed}: try {example(value)}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return "a number of more than 40 digits"
+    return str(value)[:40]
 
 
 def _allowed(field: FieldInfo) -> tuple[str, Any]:

@@ -66,6 +66,8 @@ def download_shakespeare(
         session.mount("https://", HTTPAdapter(max_retries=retries))
         session.mount("http://", HTTPAdapter(max_retries=retries))
         for url in urls:
+            if stop_event is not None and stop_event.is_set():
+                raise RunStopped("stopped before the text was downloaded")
             try:
                 data = _fetch(session, url, stop_event)
             except requests.RequestException as error:
@@ -102,8 +104,9 @@ def read_text(path: str | Path) -> str:
         if path.stat().st_size > MAX_TEXT_BYTES:
             raise DataError(f"the text has {path.stat().st_size >> 20} MB; at most {MAX_TEXT_BYTES >> 20} MB can be read: use a part of it")
         data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"the text file {path.name!r} cannot be read ({error.strerror}); give the path of a UTF-8 text file") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", error)
+        raise DataError(f"the text file {path.name!r} cannot be read ({reason}); give the path of a UTF-8 text file") from error
     return decode_text(data)
 
 
@@ -133,12 +136,13 @@ def load_corpus(data_path: str, stop_event: threading.Event | None = None) -> Co
     global _last_failure  # noqa: PLW0603  see its definition
     if data_path:
         return Corpus(Path(data_path).name, read_text(data_path))
-    if not system.is_offline():
-        path = system.home() / "data" / "tinyshakespeare.txt"
-        try:
-            if path.is_file() or time.monotonic() - _last_failure > RETRY_AFTER_S:
-                return Corpus("Tiny Shakespeare", read_text(download_shakespeare(path, stop_event=stop_event)))
-        except (DataError, OSError) as error:
-            _last_failure = time.monotonic()
-            log.info("%s; using the built-in plays", error)
+    path = system.home() / "data" / "tinyshakespeare.txt"
+    may_download = not system.is_offline() and time.monotonic() - _last_failure > RETRY_AFTER_S
+    try:
+        if path.is_file() or may_download:
+            urls = SHAKESPEARE_URLS if may_download else ()
+            return Corpus("Tiny Shakespeare", read_text(download_shakespeare(path, urls=urls, stop_event=stop_event)))
+    except (DataError, OSError) as error:
+        _last_failure = time.monotonic()
+        log.info("%s; using the built-in plays", error)
     return Corpus("Shakespeare, twelve plays (built in)", read_text(BUILT_IN))

@@ -68,7 +68,7 @@ def split_ids(ids: Tensor, max_seq_len: int) -> tuple[TokenDataset, TokenDataset
     border = int(len(ids) * TRAIN_SHARE)
     train, val = TokenDataset(ids[:border], max_seq_len), TokenDataset(ids[border:], max_seq_len)
     if border < max_seq_len + 1:
-        hint = f"set max_seq_len to {border - 1} or less" if border > 2 else "use a longer text"
+        hint = f"set max_seq_len to {border - 1} or less" if border > 2 and val.targets else "use a longer text"
         raise DataError(
             f"the text has {len(ids):,} tokens, {border:,} of them for training; a max_seq_len of {max_seq_len} needs {max_seq_len + 1}: {hint}"
         )
@@ -121,9 +121,10 @@ class ValLoader:
     def subset(self, count: int) -> "ValLoader":
         """Return a loader over `count` windows, evenly spread and always the same ones; over all if there are no more."""
         total = len(self.dataset)
+        count = max(count, 1)
         if count >= total:
             return ValLoader(self.dataset, self.batch_size)
-        return ValLoader(self.dataset, self.batch_size, [index * total // count for index in range(max(count, 1))])
+        return ValLoader(self.dataset, self.batch_size, [index * total // count for index in range(count)])
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -209,6 +210,8 @@ def prepare_text(config: TransformerConfig, emit: Callback, stop: threading.Even
     emit({"type": "status", "phase": "preparing", "message": f"reading {len(corpus.text):,} characters of {corpus.name}"})
     tokenizer = TOKENIZERS[config.tokenizer]()
     tokenizer.build_vocab(corpus.text, config.vocab_size, stop)
+    if tokenizer.vocab_size < 5:
+        raise DataError(f"{corpus.name} has nothing to learn from: use a longer text")
     config.vocab_size = tokenizer.vocab_size
     if config.vocab_path:
         tokenizer.save(config.vocab_path)

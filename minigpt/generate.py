@@ -53,7 +53,7 @@ def _draw(logits: Tensor, temperature: float, top_k: int, generator: torch.Gener
     """Draw an id from logits (V,); special tokens are never written."""
     logits = logits.clone()
     logits[list(NEVER_WRITTEN)] = -torch.inf
-    if temperature <= 0:
+    if temperature < 1e-6:  # below that the division overflows, and the likeliest has all the probability anyway
         return int(logits.argmax())
     if 0 < top_k < len(logits):
         logits[logits < logits.topk(top_k).values[-1]] = -torch.inf

@@ -51,6 +51,11 @@ class Series:
             self._bucket = 4 if self._bucket == 1 else 2 * self._bucket
             self.epoch += 1
 
+    def flush(self) -> None:
+        """Draw what still waits for its bucket to fill: the end of the curve."""
+        self._extend(_extremes(self._pending, last=True))
+        self._pending = []
+
     def _extend(self, points: Iterable[tuple[int, float | None]]) -> None:
         for x, y in points:
             self.x.append(x)
@@ -62,12 +67,14 @@ class Series:
         return {"e": self.epoch, "i": first, "x": self.x[first:], "y": [_short(y) for y in self.y[first:]]}
 
 
-def _extremes(points: list[tuple[int, float | None]]) -> list[tuple[int, float | None]]:
+def _extremes(points: list[tuple[int, float | None]], *, last: bool = False) -> list[tuple[int, float | None]]:
     """Return the lowest and the highest of a few points in their order, or the single point."""
     finite = [(y, index) for index, (_, y) in enumerate(points) if y is not None]
     if len(points) == 1 or not finite:
         return points[:1]
-    return [points[index] for index in sorted({min(finite)[1], max(finite)[1]})]
+    gap = next((index for index, (_, y) in enumerate(points) if y is None), None)
+    kept = {min(finite)[1], max(finite)[1]} | ({len(points) - 1} if last else set()) | (set() if gap is None else {gap})
+    return [points[index] for index in sorted(kept)]
 
 
 def _short(value: float | None) -> float | None:
@@ -100,6 +107,9 @@ class History:
                 self.samples.append(dict(event))
             elif kind == "data":
                 self.data = dict(event)
+            if kind == "complete":
+                for series in self.series.values():
+                    series.flush()
 
     def _is_news(self, event: AnyEvent) -> bool:
         """Tell whether this is the end of a run at a step that has no validation point yet."""
@@ -160,13 +170,16 @@ def curves(stored: object) -> dict[str, tuple[list[int], list[float | None]]]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63  # false for NaN
 
 
 def to_line(event: AnyEvent) -> str:
     """Write an event as one line of JSON; numbers that are not finite become null, which JSON can say."""
     safe = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in event.items()}
     return json.dumps(safe, ensure_ascii=False, allow_nan=False)
+
+
+NUMBERS = {"log": "loss", "eval": "val_loss", "complete": "val_loss"}
 
 
 def read_history(path: Path) -> History:
@@ -180,7 +193,11 @@ def read_history(path: Path) -> History:
         try:
             event = json.loads(line)
             kind, step = event["type"], event.get("step", 0)
-            if not isinstance(step, int) or (kind == "log" and not _is_number(event.get("loss", 0.0) or 0.0)):
+            if type(kind) is not str or type(step) is not int or not 0 <= step < 2**63:
+                raise ValueError(kind)
+            if kind in NUMBERS and ("step" not in event or NUMBERS[kind] not in event):
+                raise ValueError(kind)
+            if any(event.get(name) is not None and not _is_number(event[name]) for name in COLUMNS):
                 raise ValueError(kind)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             bad += 1

@@ -24,6 +24,7 @@ def get_lr(step: int, warmup_steps: int, max_steps: int, max_lr: float, min_lr: 
 
     Source: Loshchilov and Hutter, "SGDR", 2017, one cycle with a linear warm-up.
     """
+    step = max(step, 0)
     if step >= max_steps:
         return min_lr
     if step < warmup_steps:

@@ -58,13 +58,29 @@ def write_atomically(path: Path, data: bytes, *, keep_as: Path | None = None) ->
             file.flush()
             os.fsync(file.fileno())
         if keep_as is not None and path.exists():
-            path.replace(keep_as)
+            keep(path, keep_as)
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
     sync_folder(path.parent)
+
+
+def keep(path: Path, keep_as: Path) -> None:
+    """Give the file at `path` a second name, replacing what had it; where a file can have only one, it is moved."""
+    second = path.with_name(f".{keep_as.name}.{os.getpid()}.{secrets.token_hex(4)}{STRAY_SUFFIX}")
+    try:
+        os.link(path, second)
+    except OSError:
+        path.replace(keep_as)
+        return
+    try:
+        second.replace(keep_as)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            second.unlink()
+        raise
 
 
 def sync_folder(folder: Path) -> None:

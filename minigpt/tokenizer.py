@@ -3,6 +3,7 @@
 Both are pipelines of the `tokenizers` library and live entirely in their JSON. Nothing here knows of files other than that JSON, or of models.
 """
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -80,13 +81,15 @@ class TextTokenizer:
             CheckpointError: the text is not a tokenizer of the library, or lacks the special tokens.
         """
         try:
-            loaded = Tokenizer.from_str(text)
-        except Exception as error:  # the library raises plain Exception
+            vocabulary = json.loads(text)["model"]["vocab"]
+            ids = sorted(vocabulary.values())
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise CheckpointError("the tokenizer in this file is damaged; its JSON is not a tokenizer") from error
-        if any(loaded.token_to_id(token) != index for index, token in enumerate(SPECIAL_TOKENS)):
+        if ids != list(range(len(ids))) or any(type(index) is not int for index in ids):
+            raise CheckpointError("the tokenizer in this file is damaged; its ids are not 0, 1, 2 and so on")
+        if any(vocabulary.get(token) != index for index, token in enumerate(SPECIAL_TOKENS)):
             raise CheckpointError(f"the tokenizer in this file lacks {', '.join(SPECIAL_TOKENS)} as ids 0 to 3")
-        self._tokenizer = loaded
-        self._tokenizer.encode_special_tokens = True  # not kept in the JSON; without it a typed "<pad>" becomes the special token
+        self._tokenizer = self._pipeline(vocabulary)  # our own rules: a stranger's patterns can take for ever
         return self
 
     def save(self, path: str | Path) -> None:
@@ -153,7 +156,10 @@ class CharTokenizer(TextTokenizer):
 
     def build_vocab(self, text: str, max_vocab: int, stop_event: threading.Event | None = None) -> None:
         """Learn the `max_vocab` most frequent characters of `text`, the four specials included."""
-        kept = sorted(character for character, _ in Counter(text).most_common(max_vocab - len(SPECIAL_TOKENS)))
+        counts: Counter[str] = Counter()
+        for piece in _pieces(text, stop_event):  # the count of one long string would hold the interpreter's lock
+            counts.update(piece)
+        kept = sorted(character for character, _ in counts.most_common(max_vocab - len(SPECIAL_TOKENS)))
         self._tokenizer = self._pipeline({token: index for index, token in enumerate([*SPECIAL_TOKENS, *kept])})
 
 

@@ -17,6 +17,7 @@ from minigpt.checkpoint import load_checkpoint, read_checkpoint, restate_checkpo
 from minigpt.config import TransformerConfig
 from minigpt.data import ValLoader, prepare_text
 from minigpt.device import choose_device, choose_threads
+from minigpt.errors import CheckpointError
 from minigpt.events import Callback, CompleteEvent, DataEvent, EvalEvent, Event, Reason, StopSignal, perplexity
 from minigpt.generate import usual_prompt, write
 from minigpt.history import History
@@ -273,12 +274,11 @@ class Trainer:
             self.emit({"type": "status", "phase": "saving", "message": message})
 
     def finish(self, reason: Reason) -> None:
-        """Save at once, then evaluate on the whole validation split (a second of it after a stop), save with the result, say so."""
+        """Save at once, then measure the final validation loss, save with the result, say so."""
         self.save("last")
         self.emit({"type": "status", "phase": "evaluating", "message": "saved; measuring the final validation loss"})
         hurry = self.stop.hurry if isinstance(self.stop, StopSignal) else None
-        loader = self._final_loader(reason)
-        final = evaluate(self.model, loader, self.device, hurry)
+        final, loader = self._final_loss(hurry)
         if math.isfinite(final):
             self._settle_best(final, loader, hurry)
             self.sample(hurry)
@@ -289,23 +289,31 @@ class Trainer:
             self.save("best")
         self.emit(complete)
 
-    def _final_loader(self, reason: Reason) -> ValLoader:
-        if reason != "stopped":
-            return self.text.val_loader
+    def _final_loss(self, hurry: threading.Event | None) -> tuple[float, ValLoader]:
+        """Measure on all of the validation text; on as much as a second allows once a stop has been asked for."""
+        loss = math.nan if self.stop.is_set() else evaluate(self.model, self.text.val_loader, self.device, self.stop)
+        if math.isfinite(loss):
+            return loss, self.text.val_loader
         speed = self.history.last.get("log", {}).get("tokens_per_s", 0.0)
         windows = int(3 * speed * STOP_EVALUATION_S / 2 / self.config.max_seq_len)  # forward alone is three times as fast; best and last are measured
-        return self.text.val_loader.subset(max(windows, len(self.check_loader.windows)))
+        loader = self.text.val_loader.subset(max(windows, len(self.check_loader.windows)))
+        return evaluate(self.model, loader, self.device, hurry), loader
 
     def _settle_best(self, final: float, loader: ValLoader, hurry: threading.Event | None) -> None:
         """Decide between the last weights and the best ones found on the way, both measured on the same validation text."""
         best_path = Path(self.config.checkpoint_path)
         self.val_loss, self.val_step = final, self.step
         if self.best_step != self.step and best_path.is_file():
-            best = read_checkpoint(best_path, self.device)
-            best_loss = evaluate(best.model, loader, self.device, hurry)
+            try:
+                best = read_checkpoint(best_path, self.device)
+            except CheckpointError as error:
+                log.warning("the best checkpoint is gone: %s", error)
+                best_loss = math.inf
+            else:
+                best_loss = evaluate(best.model, loader, self.device, hurry)
             if not best_loss > final:
                 if math.isfinite(best_loss):
-                    self.best_val_loss = best_loss
+                    self.best_val_loss, self.best_step = best_loss, best.step
                     restate_checkpoint(best_path, val_loss=best_loss, best_val_loss=best_loss)
                 return
         self.best_val_loss, self.best_step = final, self.step

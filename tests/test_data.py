@@ -301,7 +301,7 @@ def test_a_given_file_that_cannot_be_read_is_not_replaced_by_another_text(tmp_pa
 
 def test_without_a_file_the_corpus_is_downloaded_once(serve: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mirror = serve({"/good": answer(200, GOOD)})
-    monkeypatch.setattr(download_shakespeare, "__kwdefaults__", {"urls": (mirror.url("/good"),), "stop_event": None})
+    monkeypatch.setattr("minigpt.corpus.SHAKESPEARE_URLS", (mirror.url("/good"),))
     for _ in range(2):
         corpus = load_corpus("")
         assert corpus.name == "Tiny Shakespeare"
@@ -312,7 +312,7 @@ def test_without_a_file_the_corpus_is_downloaded_once(serve: Any, home: Path, mo
 
 def test_without_a_network_the_built_in_plays_step_in_and_say_so(serve: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mirror = serve({"/bad": answer(404, b"")})
-    monkeypatch.setattr(download_shakespeare, "__kwdefaults__", {"urls": (mirror.url("/bad"),), "stop_event": None})
+    monkeypatch.setattr("minigpt.corpus.SHAKESPEARE_URLS", (mirror.url("/bad"),))
     for _ in range(2):  # the second time without waiting for the network again
         corpus = load_corpus("")
         assert "built in" in corpus.name
@@ -323,10 +323,17 @@ def test_without_a_network_the_built_in_plays_step_in_and_say_so(serve: Any, hom
 def test_offline_nothing_is_asked_for(serve: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIGPT_OFFLINE", "1")
     mirror = serve({"/good": answer(200, GOOD)})
-    monkeypatch.setattr(download_shakespeare, "__kwdefaults__", {"urls": (mirror.url("/good"),), "stop_event": None})
+    monkeypatch.setattr("minigpt.corpus.SHAKESPEARE_URLS", (mirror.url("/good"),))
     assert system.is_offline()
     assert "built in" in load_corpus("").name
     assert mirror.asked == []
+
+
+def test_offline_a_text_downloaded_before_is_still_used(serve: Any, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minigpt.corpus.SHAKESPEARE_URLS", (serve({"/good": answer(200, GOOD)}).url("/good"),))
+    load_corpus("")
+    monkeypatch.setenv("MINIGPT_OFFLINE", "1")
+    assert load_corpus("").name == "Tiny Shakespeare"
 
 
 # Split and windows

@@ -2,6 +2,7 @@
 
 import math
 import re
+from types import NoneType
 
 from minigpt.header import clean
 from minigpt.inspection.recognise import Contents
@@ -13,6 +14,11 @@ _LARGEST = {
     **dict.fromkeys(("d_model", "n_embd"), 65_536),
     **dict.fromkeys(("n_heads", "n_head"), 1_024),
     **dict.fromkeys(("n_layers", "n_layer"), 1_000),
+}
+_METADATA_KINDS = {
+    **dict.fromkeys(("history", "samples"), ((list,), "a list of records")),
+    "tokenizer": ((str, NoneType), "text"),
+    **dict.fromkeys(("tied", "config"), ((dict, NoneType), "a set of named values")),
 }
 _MAX_FINDINGS = 20  # no more than a person reads
 _MAX_METADATA_VALUES = 500_000
@@ -130,7 +136,12 @@ def _metadata(contents: Contents) -> dict[str, object]:
         contents.warnings.append("metadata is too large or nested too deep to show")
         return {}
     kept = dict(contents.metadata)
-    for name, words in (("history", "a list of records"), ("samples", "a list of records"), ("tokenizer", "text")...
+    for name, (kinds, words) in _METADATA_KINDS.items():
+        value = kept.get(name)
+        records = value if isinstance(value, list) else []
+        if name in kept and not (isinstance(value, kinds) and all(isinstance(item, dict) for item in records)):
+            contents.warnings.append(f"metadata: {name} is not {words}")
+            del kept[name]
     return kept
 
 

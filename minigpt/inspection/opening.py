@@ -43,9 +43,9 @@ def inspect_open_file(file: BinaryIO, name: str, *, scan: bool, scan_limit: int)
             opened = open_zip(file, size) if kind == "zip" else open_legacy(file, size)
             contents = recognise_torch(opened, scan=checked)
             if name.endswith(".safetensors"):
-                contents.warnings.append("named .safetensors, but it is a file of torch.save (a pickle)")
+                contents.warnings.insert(0, "named .safetensors, but it is a file of torch.save (a pickle)")
         if not checked:
-            contents.notes.append("values not checked" if not scan else f"values not checked: the file is larger than {scan_limit >> 20:,} MB")
+            contents.notes.insert(0, "values not checked" if not scan else f"values not checked: the file is larger than {scan_limit >> 20:,} MB")
         return judge(contents, size, checked=checked)
     except MemoryError:
         raise CheckpointError("This file needs more memory to be read than is allowed; it was not opened.") from None

@@ -34,12 +34,12 @@ class PickleReader:
         self._steps_left = MAX_STEPS
         self._makers = {
             **_MAKERS,
-            "REDUCE": (2, lambda values: self._call(values[0], values[1])),
+            "REDUCE": (2, lambda values: self._call(*values)),
             "OBJ": (_TO_MARK, lambda values: self._call(values[0], tuple(values[1:]))),
             "INST": (_TO_MARK, lambda values: self._call(_global_name(values[-1:]), tuple(values[:-1]))),
-            "NEWOBJ": (2, lambda values: self._instance(_name_of(values[0]), values[1])),
-            "NEWOBJ_EX": (3, lambda values: self._instance(_name_of(values[0]), values[1])),
-            "BINPERSID": (1, lambda values: self._storage(values[0])),
+            "NEWOBJ": (2, lambda values: self._instance(*values)),
+            "NEWOBJ_EX": (3, lambda values: self._instance(*values[:2])),
+            "BINPERSID": (1, lambda values: self._storage(*values)),
         }
 
     def read(self, file: BinaryIO, what: str) -> object:
@@ -111,7 +111,8 @@ class PickleReader:
         self.calls.add(name)
         return Record(name)
 
-    def _instance(self, class_name: str, arguments: object) -> object:
+    def _instance(self, kind: object, arguments: object) -> object:
+        class_name = _name_of(kind)
         if class_name == "collections.OrderedDict":
             return PickledDict()
         self.classes.add(class_name)

@@ -8,15 +8,14 @@ import io
 import stat
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from minigpt.errors import CheckpointError
 from minigpt.header import ITEM_BYTES, MAX_HEADER_BYTES, MAX_TENSORS, clean
-from minigpt.inspection.calls import PickledDict
 from minigpt.inspection.pickles import DAMAGE, MAX_PICKLE_BYTES, PickleReader
-from minigpt.inspection.report import Findings
+from minigpt.inspection.records import PickledDict
 from minigpt.inspection.tensors import pieces
 
 MAX_ENTRIES = 20_000
@@ -38,9 +37,10 @@ class TorchFile:
     classes: frozenset[str]
     record_bytes: Mapping[str, int]
     stream: Callable[[str], Iterator[bytes]]
+    warnings: Sequence[str] = ()
 
 
-def open_zip(file: BinaryIO, size: int, findings: Findings) -> TorchFile:
+def open_zip(file: BinaryIO, size: int) -> TorchFile:
     """Open the zip that `torch.save` writes; `size` is the file's length in bytes."""
     _check_directory_size(file, size)
     try:
@@ -48,7 +48,7 @@ def open_zip(file: BinaryIO, size: int, findings: Findings) -> TorchFile:
     except _ZIP_DAMAGE:
         raise CheckpointError("This zip is damaged or cut short: its directory cannot be read.") from None
     sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
-    _check_entries(archive.infolist(), sizes, size, findings)
+    warnings = _check_entries(archive.infolist(), sizes, size)
 
     def stream(name: str) -> Iterator[bytes]:
         try:
@@ -69,7 +69,7 @@ def open_zip(file: BinaryIO, size: int, findings: Findings) -> TorchFile:
     reader = PickleReader()
     root = reader.read(io.BytesIO(b"".join(stream(indexes[0]))), "index")
     record_bytes = {name.removeprefix(data): length for name, length in sizes.items() if name.startswith(data)}
-    return TorchFile("torch zip", root, frozenset(reader.classes), record_bytes, lambda key: stream(data + key))
+    return TorchFile("torch zip", root, frozenset(reader.classes), record_bytes, lambda key: stream(data + key), warnings)
 
 
 def open_legacy(file: BinaryIO, size: int) -> TorchFile:
@@ -136,7 +136,7 @@ def _read_at(file: BinaryIO, position: int, size: int) -> bytes:
     return file.read(size)
 
 
-def _check_entries(entries: list[zipfile.ZipInfo], sizes: Mapping[str, int], size: int, findings: Findings) -> None:
+def _check_entries(entries: list[zipfile.ZipInfo], sizes: Mapping[str, int], size: int) -> list[str]:
     is_false = any(entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size for entry in entries)
     for is_so, sentence in (
         (len(sizes) != len(entries), "This zip holds the same name twice, so readers disagree about its content."),
@@ -148,7 +148,9 @@ def _check_entries(entries: list[zipfile.ZipInfo], sizes: Mapping[str, int], siz
     ):
         if is_so:
             raise CheckpointError(sentence)
-    for entry in entries:
-        path, is_link = entry.filename, stat.S_ISLNK(entry.external_attr >> 16)
-        if is_link or ".." in path.split("/") or path.startswith("/") or "\\" in path:
-            findings.warnings.append(f"unexpected zip entry {clean(path, 40)} ignored")
+    return [f"unexpected zip entry {clean(entry.filename, 40)} ignored" for entry in entries if _is_unexpected(entry)]
+
+
+def _is_unexpected(entry: zipfile.ZipInfo) -> bool:
+    path = entry.filename
+    return stat.S_ISLNK(entry.external_attr >> 16) or ".." in path.split("/") or path.startswith("/") or "\\" in path

@@ -1,6 +1,7 @@
 """The whole page: header, feed, tabs; and how it is served."""
 
 import contextlib
+import logging
 import os
 import shutil
 import sys
@@ -78,6 +79,7 @@ def sweep_uploads() -> None:
 
 def serve(demo: gr.Blocks, manager: RunManager) -> None:
     """Serve the page until Ctrl-C or SIGTERM; then stop and save the run at work and leave with status 0."""
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # without a network it warns at length of what `corpus` tells in one line
     manager.prepare()
     sweep_uploads()
     leave = threading.Event()
