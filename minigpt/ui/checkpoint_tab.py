@@ -26,18 +26,18 @@ from minigpt.ui import charts, feed, words
 
 UPLOADED = "upload"
 MAX_NEW_TOKENS = 400
-DETAILS = 9  # components that a chosen file fills
+DETAILS = 11  # components that a chosen file fills
 FIRST_TEXT_TOKENS, FIRST_TEXT_S = 60, 1.5
+SHOWN: dict[str, Any] = {"show_progress": "minimal", "api_visibility": "private"}
 LIST_COLUMNS = ["run", "kind", "step", "val. loss", "size", "saved"]
 
 
 @dataclass
 class CheckpointTab:
-    """The components that other parts of the page refer to, and what fills them: `details` in the order of `shown`."""
+    """The components that other parts of the page fill: the list, and what is shown of a chosen file, in the order of `shown_details`."""
 
     listing: gr.Dataframe
     details: list[gr.components.Component]
-    prompt: gr.Textbox
 
 
 def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
@@ -45,70 +45,61 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
     gr.HTML("<p>Look inside a saved model: what it is, how it was trained, what it writes. Files are looked at, never run.</p>", elem_classes="lead")
     with gr.Row():
         with gr.Column(scale=5, min_width=260):
-            listing = gr.Dataframe(
-                listed(manager),
-                label="Saved checkpoints: choose one",
-                interactive=False,
-                max_height=260,
-                elem_id="checkpoints",
-                datatype="str",
-                column_widths=["250px", "80px", "80px", "100px", "85px", "170px"],
-                buttons=[],
-            )
+            widths = ["250px", "80px", "80px", "100px", "85px", "170px"]
+            listing = _table(listed(manager), "Saved checkpoints: choose one", max_height=260, elem_id="checkpoints", column_widths=widths)
         with gr.Column(scale=2, min_width=260):
             upload = gr.File(label="or drop a .safetensors, .pt or .ckpt", height=180, elem_id="upload")
             gr.HTML("<p>At most 64 MB. An upload replaces nothing and is removed after an hour.</p>", elem_classes="small")
     chosen = gr.Textbox("", visible=False)
     verdict = gr.HTML("", elem_id="verdict")
-    with gr.Row():
-        with gr.Column(scale=4, min_width=260):
-            config = gr.Dataframe(
-                _settings({}),
-                label="Settings",
-                interactive=False,
-                max_height=420,
-                elem_id="config",
-                datatype="str",
-                wrap=True,
-                buttons=[],
-                column_widths=["135px", "115px", "155px", "85px"],
-            )
-        with gr.Column(scale=5, min_width=260):
-            curve = gr.Plot(charts.as_plot(charts.loss_figure({}, {})), show_label=False, elem_id="curve")
-    with gr.Accordion("Write with it", open=True, elem_id="write-part"):
-        prompt = gr.Textbox(label="Prompt", placeholder="the start of a text; empty takes the model's usual one", lines=2, elem_id="prompt")
+    with gr.Column(visible=False) as inside:
         with gr.Row():
-            length = gr.Slider(10, MAX_NEW_TOKENS, 80, step=10, label="Length", info="Tokens to write.", elem_id="length")
-            temperature = gr.Slider(
-                0, 1.5, 0.8, step=0.1, label="Boldness", info="Temperature: 0 takes the likeliest each time.", elem_id="temperature"
-            )
-            seed = gr.Number(0, label="Seed", info="Same seed, same text.", precision=0, minimum=0, maximum=2**32 - 1, elem_id="seed")
-        go = gr.Button("Write", variant="primary", elem_id="write")
-        text = gr.Textbox(label="Text", lines=8, max_lines=16, interactive=False, buttons=["copy"], elem_id="text")
-    with gr.Accordion("Parameters by block", open=False, elem_id="parts"):
-        parts = gr.Dataframe(_parts(None), label="Parameters by block", interactive=False, datatype="str", buttons=[])
-    with gr.Accordion("Samples kept in the file", open=False, elem_id="kept"):
-        kept = gr.Dataframe(_kept({}), label="Samples", interactive=False, datatype="str", wrap=True, max_height=420, buttons=[])
-    with gr.Accordion("Tensors", open=False, elem_id="tensors"):
-        tensors = gr.Dataframe(_tensors(None), label="Tensors", interactive=False, datatype="str", max_height=420, buttons=[])
-
-    details = [chosen, verdict, config, curve, parts, kept, tensors, prompt, text]
-    shown: dict[str, Any] = {"show_progress": "minimal", "api_visibility": "private"}
+            with gr.Column(scale=4, min_width=260):
+                widths = ["135px", "115px", "155px", "85px"]
+                config = _table(_settings({}), "Settings", max_height=420, elem_id="config", wrap=True, column_widths=widths)
+            with gr.Column(scale=5, min_width=260):
+                curve = gr.Plot(charts.as_plot(charts.loss_figure({}, {})), show_label=False, elem_id="curve")
+        writing, prompt, text = _writing(manager, chosen, upload)
+        with gr.Accordion("Parameters by block", open=False, elem_id="parts"):
+            parts = _table(_parts(None), "Parameters by block")
+        with gr.Accordion("Samples kept in the file", open=False, elem_id="kept"):
+            kept = _table(_kept({}), "Samples", wrap=True, max_height=420)
+        with gr.Accordion("Tensors", open=False, elem_id="tensors"):
+            tensors = _table(_tensors(None), "Tensors", max_height=420)
+    details = [chosen, verdict, inside, config, curve, parts, kept, tensors, writing, prompt, text]
 
     def choose(event: gr.SelectData) -> list[Any]:
         """Open the row that was clicked."""
-        row = event.row_value
-        return open_id(manager, f"{row[0]}/{row[1]}")
+        return open_id(manager, f"{event.row_value[0]}/{event.row_value[1]}")
 
     def arrive(current: str) -> list[Any]:
         """Fill the list, and show the newest checkpoint to a visitor who has chosen none."""
         return [listed(manager), *([gr.skip()] * len(details) if current else open_newest(manager))]
 
-    listing.select(choose, None, details, **shown)
-    tab.select(arrive, chosen, [listing, *details], **shown)
-    upload.upload(open_upload, upload, details, **shown)
-    go.click(_writer(manager), [chosen, upload, prompt, length, temperature, seed], text, concurrency_limit=2, **shown)
-    return CheckpointTab(listing, details, prompt)
+    listing.select(choose, None, details, **SHOWN)
+    tab.select(arrive, chosen, [listing, *details], **SHOWN)
+    upload.upload(open_upload, upload, details, **SHOWN)
+    return CheckpointTab(listing, details)
+
+
+def _table(content: pd.DataFrame, label: str, **more: Any) -> gr.Dataframe:
+    """Make a table to look at; its cells are text, never markup."""
+    return gr.Dataframe(content, label=label, interactive=False, datatype="str", buttons=[], **more)
+
+
+def _writing(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[gr.Accordion, gr.Textbox, gr.Textbox]:
+    """Lay out what makes the chosen model write; return the whole, the prompt and the text."""
+    with gr.Accordion("Write with it", open=True, elem_id="write-part") as writing:
+        prompt = gr.Textbox(label="Prompt", placeholder="the start of a text; empty takes the model's usual one", lines=2, elem_id="prompt")
+        with gr.Row():
+            length = gr.Slider(10, MAX_NEW_TOKENS, 80, step=10, label="Length", info="Tokens to write.", elem_id="length")
+            boldness = "Temperature: 0 takes the likeliest each time."
+            temperature = gr.Slider(0, 1.5, 0.8, step=0.1, label="Boldness", info=boldness, elem_id="temperature")
+            seed = gr.Number(0, label="Seed", info="Same seed, same text.", precision=0, minimum=0, maximum=2**32 - 1, elem_id="seed")
+        go = gr.Button("Write", variant="primary", elem_id="write")
+        text = gr.Textbox(label="Text", lines=8, max_lines=16, interactive=False, buttons=["copy"], elem_id="text")
+    go.click(_writer(manager), [chosen, upload, prompt, length, temperature, seed], text, concurrency_limit=2, **SHOWN)
+    return writing, prompt, text
 
 
 def saved(manager: RunManager) -> list[SavedCheckpoint]:
@@ -172,7 +163,7 @@ def open_upload(path: str | None) -> list[Any]:
 def refused(error: CheckpointError) -> list[Any]:
     """Say why a file was not opened, and show nothing else of it."""
     line = f'<p class="line wrong">{html.escape(str(error))}</p>'
-    return ["", line, _settings({}), charts.as_plot(charts.loss_figure({}, {})), _parts(None), _kept({}), _tensors(None), gr.skip(), ""]
+    return ["", line, gr.Column(visible=False), *[gr.skip()] * (DETAILS - 3)]
 
 
 def shown_details(chosen: str, path: Path) -> list[Any]:
@@ -186,26 +177,29 @@ def shown_details(chosen: str, path: Path) -> list[Any]:
     prompt, text = gr.skip(), ""
     if report.format == "minigpt":
         checkpoint = read_checkpoint(path)  # puts the weights into a model: whoever sees the verdict knows that it can be used
-        writable = "" if checkpoint.tokenizer else "This file holds no vocabulary, so it cannot write."
+        remark = "" if checkpoint.tokenizer else "This file holds no vocabulary, so it cannot write."
         if checkpoint.tokenizer:
             prompt = usual_prompt(checkpoint.tokenizer)
             text = _first_text(checkpoint, prompt)
     else:
-        writable = f"Made by {report.made_by}: it can be looked at here, not written with, for its vocabulary is not in the file."
+        remark = f"Made by {report.made_by}: it can be looked at here, not written with, for its vocabulary is not in the file."
     data = metadata.get("data")
     facts = data if isinstance(data, dict) else {}
     lines = {name: facts.get(f"{name}_loss") if isinstance(facts.get(f"{name}_loss"), float) else None for name in ("uniform", "unigram")}
     step, best_step, best = report.step, metadata.get("best_step"), metadata.get("best_val_loss")
     star = (best_step, best) if isinstance(best_step, int) and isinstance(best, float) else None
-    figure = charts.loss_figure(curves(metadata.get("series")), lines, star, max(step or 1, 1))
+    drawn = curves(metadata.get("series"))
+    figure = charts.loss_figure(drawn, lines, star, max(step or 1, 1))
     return [
         chosen,
-        _verdict(report, writable),
+        _verdict(report, remark),
+        gr.Column(visible=True),
         _settings(report.config),
-        charts.as_plot(figure),
+        gr.Plot(charts.as_plot(figure), visible=bool(drawn)),
         _parts(report),
         _kept(metadata),
         _tensors(report),
+        gr.Accordion(visible=bool(text)),
         prompt,
         text,
     ]
@@ -220,13 +214,13 @@ def _first_text(checkpoint: Checkpoint, prompt: str) -> str:
     return text
 
 
-def _verdict(report: Report, writable: str) -> str:
+def _verdict(report: Report, remark: str) -> str:
     loss = report.val_loss if report.val_loss is not None else report.best_val_loss
-    line = words.checkpoint_verdict(report.step, loss, report.metadata)
+    verdict = words.checkpoint_verdict(report.step, loss, report.metadata)
     small = f"made by {report.made_by} · {report.parameters:,} parameters · {report.size_bytes / 1e6:.2f} MB"
-    remarks = [*report.warnings, *report.notes, *([writable] if writable else [])]
-    rows = "".join(f"<li>{html.escape(clean(remark, 300))}</li>" for remark in remarks)
-    return f'<p class="line">{html.escape(line)}</p><p class="small">{html.escape(small)}</p>' + (f'<ul class="small">{rows}</ul>' if rows else "")
+    remarks = [*report.warnings, *report.notes, *([remark] if remark else [])]
+    rows = "".join(f"<li>{html.escape(clean(line, 300))}</li>" for line in remarks)
+    return f'<p class="line">{html.escape(verdict)}</p><p class="small">{html.escape(small)}</p>' + (f'<ul class="small">{rows}</ul>' if rows else "")
 
 
 def _settings(config: dict[str, Any]) -> pd.DataFrame:

@@ -50,19 +50,7 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
             stop = gr.Button("Stop", variant="stop", size="lg", elem_id="stop")
             about = gr.HTML(html.escape(form.summary(DEFAULT_PRESET, PRESETS[DEFAULT_PRESET].config())), elem_id="about")
             reset = gr.Button("Reset the settings to the preset", size="sm", visible=False, elem_id="reset")
-            with gr.Accordion("Settings: model", open=False, elem_id="settings-model"):
-                model_controls = [form.control(name) for name in fields("model")]
-            with gr.Accordion("Settings: training", open=False, elem_id="settings-training"):
-                training_controls = [form.control(name) for name in fields("training")]
-            with gr.Accordion("Schedule and command", open=False, elem_id="plan"):
-                schedule = gr.Plot(charts.as_plot(charts.schedule_figure(PRESETS[DEFAULT_PRESET].config())), show_label=False, elem_id="schedule")
-                command = gr.Textbox(
-                    form.command(DEFAULT_PRESET, PRESETS[DEFAULT_PRESET].config()),
-                    label="The same run from the command line",
-                    buttons=["copy"],
-                    lines=2,
-                    elem_id="command",
-                )
+            controls, schedule, command = _folded()
         with gr.Column(scale=1, min_width=300, elem_id="right"):
             gr.HTML(_status_html(start_view), elem_id="status")
             gr.HTML(_sample_html(start_view), elem_id="sample")
@@ -75,8 +63,6 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
             with gr.Accordion("Log table, CSV", open=False, elem_id="log-part"):
                 gr.HTML('<div class="rows"></div><button id="csv" type="button">Download all rows as CSV</button>', elem_id="log")
     has_plotly = gr.Checkbox(True, visible=False)
-    controls = [*model_controls, *training_controls]
-
     source.input(lambda chosen: gr.Group(visible=chosen == OWN), source, own, queue=False, show_progress="hidden", api_visibility="private")
     after = [about, reset, schedule, command]
     quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
@@ -101,6 +87,20 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
     )
     stop.click(_stopper(manager), None, None, **quiet)
     return TrainTab(look_inside, write_with)
+
+
+def _folded() -> tuple[list[gr.components.Component], gr.Plot, gr.Textbox]:
+    """Lay out what stays folded away on the left: the settings' controls, the planned schedule, the command line."""
+    config = PRESETS[DEFAULT_PRESET].config()
+    with gr.Accordion("Settings: model", open=False, elem_id="settings-model"):
+        controls = [form.control(name) for name in fields("model")]
+    with gr.Accordion("Settings: training", open=False, elem_id="settings-training"):
+        controls += [form.control(name) for name in fields("training")]
+    with gr.Accordion("Schedule and command", open=False, elem_id="plan"):
+        schedule = gr.Plot(charts.as_plot(charts.schedule_figure(config)), show_label=False, elem_id="schedule")
+        label = "The same run from the command line"
+        command = gr.Textbox(form.command(DEFAULT_PRESET, config), label=label, buttons=["copy"], lines=2, elem_id="command")
+    return controls, schedule, command
 
 
 def _status_html(view: dict[str, Any]) -> str:
