@@ -11,19 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from minigpt.errors import CheckpointError
 
 MAX_HEADER_BYTES = 16 << 20
-MAX_TENSORS = 20_000
-MAX_DIMENSIONS = 8
+MAX_TENSORS, MAX_DIMENSIONS = 20_000, 8
+PIECE_BYTES = 1 << 20  # a multiple of every item's size, so no number is split between pieces
 MAX_NUMBER_CHARACTERS = 40  # a 128 bit generator state has 39 digits; nothing honest is longer
 _KINDS = (  # of numbers: the name in a header, the bytes of one, the name in torch
-    ("F64", 8, "float64"), ("F32", 4, "float32"), ("F16", 2, "float16"), ("BF16", 2, "bfloat16"),
-    ("I64", 8, "int64"), ("I32", 4, "int32"), ("I16", 2, "int16"), ("I8", 1, "int8"),
-    ("U64", 8, "uint64"), ("U32", 4, "uint32"), ("U16", 2, "uint16"), ("U8", 1, "uint8"),
-    ("C128", 16, "complex128"), ("C64", 8, "complex64"), ("BOOL", 1, "bool"), ("F8_E8M0", 1, "float8_e8m0fnu"),
+    ("F64", 8, "float64"), ("F32", 4, "float32"), ("F16", 2, "float16"), ("BF16", 2, "bfloat16"), ("C64", 8, "complex64"), ("C128", 16, "complex128"),
+    ("I64", 8, "int64"), ("I32", 4, "int32"), ("I16", 2, "int16"), ("I8", 1, "int8"), ("BOOL", 1, "bool"),
+    ("U64", 8, "uint64"), ("U32", 4, "uint32"), ("U16", 2, "uint16"), ("U8", 1, "uint8"), ("F8_E8M0", 1, "float8_e8m0fnu"),
     ("F8_E4M3", 1, "float8_e4m3fn"), ("F8_E4M3FNUZ", 1, "float8_e4m3fnuz"), ("F8_E5M2", 1, "float8_e5m2"), ("F8_E5M2FNUZ", 1, "float8_e5m2fnuz"),
 )  # fmt: skip
 ITEM_BYTES = {kind: size for kind, size, _ in _KINDS}
@@ -72,6 +71,16 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         raise CheckpointError(f"This file cannot be read ({error.strerror or type(error).__name__}).") from None
 
 
+def pieces(file: IO[bytes], size: int) -> Iterator[bytes]:
+    """Yield the next `size` bytes of `file`, a megabyte at a time; a file that ends before is refused."""
+    while size > 0:
+        piece = file.read(min(size, PIECE_BYTES))
+        if not piece:
+            raise CheckpointError("This file is cut short. Download or upload it again.")
+        size -= len(piece)
+        yield piece
+
+
 def read_header_of(file: BinaryIO) -> Header:
     """Do as `read_header` does with an open, seekable file, whatever its position."""
     size = file.seek(0, 2)
@@ -110,10 +119,7 @@ def _entry(name: str, declared: object) -> TensorEntry:
 
 
 def our_metadata(header: Header) -> dict[str, object] | None:
-    """Return what MiniGPT wrote into the header, or None for a file that MiniGPT did not write.
-
-    The result is plain JSON with finite numbers; its keys and values are still a stranger's. One that is no JSON object raises `CheckpointError`.
-    """
+    """Return what MiniGPT wrote into the header, as strict JSON whose keys and values are still a stranger's; None if MiniGPT wrote nothing."""
     if "minigpt" not in header.metadata:
         return None
     value = strict_json(header.metadata["minigpt"], "metadata")
@@ -123,11 +129,7 @@ def our_metadata(header: Header) -> dict[str, object] | None:
 
 
 def strict_json(data: bytes | str, what: str) -> object:
-    """Parse JSON from a stranger: finite numbers of sane length, no key twice, no nesting that exhausts the stack.
-
-    Raises:
-        CheckpointError: The text is not such JSON; the message calls it `what`.
-    """
+    """Parse JSON from a stranger: finite numbers of sane length, no key twice, no nesting that exhausts the stack. A refusal calls it `what`."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         if len(result := dict(pairs)) != len(pairs):
@@ -135,12 +137,11 @@ def strict_json(data: bytes | str, what: str) -> object:
         return result
 
     try:
-        value: object = json.loads(data, object_pairs_hook=unique, parse_int=_bounded_int, parse_float=_finite_float, parse_constant=_finite_float)
+        return json.loads(data, object_pairs_hook=unique, parse_int=_bounded_int, parse_float=_finite_float, parse_constant=_finite_float)
     except RecursionError:
         raise CheckpointError(f"This file's {what} is nested too deep.") from None
     except ValueError:
         raise CheckpointError(f"This file's {what} is not valid JSON.") from None
-    return value
 
 
 def _bounded_int(text: str) -> int:
@@ -164,22 +165,21 @@ def checked_shape(name: str, value: object) -> tuple[int, ...]:
 
 
 def whole_numbers(value: object) -> tuple[int, ...] | None:
-    """Return a list or tuple of ints of at most 64 bits as a tuple, and None for anything else."""
-    # `type(...) is int` and not isinstance: true must not pass for 1.
-    is_right = isinstance(value, (list, tuple)) and all(type(item) is int and item.bit_length() <= 64 for item in value)
-    return tuple(value) if is_right else None
+    """Return a list or tuple of ints of at most 64 bits as a tuple, and None for anything else; `true` does not pass for 1."""
+    if isinstance(value, (list, tuple)) and all(type(item) is int and item.bit_length() <= 64 for item in value):
+        return tuple(value)
+    return None
 
 
 def clean(value: object, limit: int = 200, *, lines: bool = False) -> str:
     """Make a value from a file safe to show: at most `limit` characters and an ellipsis, none of them control, bidirectional or surrogate.
 
-    Only scalars are spelled out; anything else is named by its kind, because writing out a nested value can take for ever. With `lines`, line
-    breaks and tabs are kept.
+    Only scalars are spelled out, as a nested value can take for ever; anything else is named by its kind. `lines` keeps line breaks and tabs.
     """
     if isinstance(value, int) and abs(value) >= 2**63:
         value = "(a very large number)"
     elif value is not None and not isinstance(value, (str, int, float)):
-        value = f"({type(value).__name__})"
+        value = f"({type(value).__name__.lower()})"
     text, kept = str(value), "\n\t" if lines else ""
     shown = "".join(c if c in kept or unicodedata.category(c)[0] != "C" else "\ufffd" for c in text[:limit])
     return shown + "…" if len(text) > limit else shown

@@ -157,3 +157,10 @@ def configure_optimizer(
     fused = [parameter for name, parameter in hidden if name.endswith("qkv.weight")]
     whole = [parameter for name, parameter in hidden if not name.endswith("qkv.weight")]
     return MuonWithAdamW(Muon([{"params": fused, "parts": 3}, {"params": whole}], lr=learning_rate, weight_decay=weight_decay), adamw)
+
+
+def warm_up() -> None:
+    """Make torch load what its first optimizer step would load for a second, without touching any random state."""
+    weight = nn.Parameter(torch.zeros(2, 2))
+    weight.grad = torch.zeros(2, 2)
+    configure_optimizer(nn.ParameterDict({"weight": weight}), 0.0, 0.0).step()

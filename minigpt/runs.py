@@ -25,7 +25,8 @@ from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError
 from minigpt.events import AnyEvent, Callback, Event, StopSignal
 from minigpt.header import our_metadata, read_header
 from minigpt.history import History, to_line
-from minigpt.train import train, warm_up
+from minigpt.optim import warm_up
+from minigpt.train import train
 
 log = logging.getLogger(__name__)
 

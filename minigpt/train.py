@@ -87,13 +87,6 @@ def train(
     return trainer.model, trainer.tokenizer
 
 
-def warm_up() -> None:
-    """Make torch load what its first optimizer step would load for a second, without touching any random state."""
-    weight = nn.Parameter(torch.zeros(2, 2))
-    weight.grad = torch.zeros(2, 2)
-    configure_optimizer(nn.ParameterDict({"weight": weight}), 0.0, 0.0).step()
-
-
 def _ignore(_event: Event) -> None:
     pass
 

@@ -10,8 +10,6 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 VENV=.venv-tests
-PACKAGE_LINES=5000
-SCRIPT_LINES=250
 status=0
 
 say() { printf '%s\n' "$*" >&2; }
@@ -84,13 +82,6 @@ install_chromium() {
     fi
 }
 
-sizes() {
-    local package script
-    package=$(find minigpt -name '*.py' -exec cat {} + | wc -l | tr -d ' ')
-    script=$(find minigpt -name '*.js' -exec cat {} + | wc -l | tr -d ' ')
-    say "== sizes: the package has $package of $PACKAGE_LINES lines, the page's script $script of $SCRIPT_LINES"
-}
-
 selection=""
 if [ "${1:-}" = quick ]; then
     shift
@@ -114,7 +105,7 @@ export MINIGPT_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE
 step "ruff check" "$VENV/bin/ruff" check
 step "ruff format" "$VENV/bin/ruff" format --check
 step "mypy" "$VENV/bin/mypy"
-sizes
+"$VENV/bin/python" tests/sizes.py
 say "== pytest"
 "$VENV/bin/python" -m pytest --rootdir=. -q tests ${selection:+-m "$selection"} "$@"
 code=$?

@@ -22,7 +22,7 @@ from minigpt.checkpoint import save_checkpoint
 from minigpt.config import TransformerConfig
 from minigpt.errors import CheckpointError
 from minigpt.inspection import Report, inspect_file, inspect_safely
-from minigpt.inspection.tensors import count_nonfinite
+from minigpt.inspection.recognise import count_nonfinite
 from minigpt.model import MiniGPT
 
 Manifest = list[dict[str, str]]

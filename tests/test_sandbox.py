@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from minigpt.errors import CheckpointError
-from minigpt.inspection import inspect_safely, sandbox
-from minigpt.inspection.sandbox import Limits, limit_this_process, run_child
+from minigpt.inspection import inspect_safely, opening
+from minigpt.inspection.opening import limit_this_process, run_child
 
 ONLY_POSIX = pytest.mark.skipif(sys.platform == "win32", reason="the limits are POSIX's")
-LIMITED = "import sys; sys.path.insert(0, sys.argv[1]); from minigpt.inspection.sandbox import Limits, limit_this_process; "
+LIMITED = "import sys; sys.path.insert(0, sys.argv[1]); from minigpt.inspection.opening import limit_this_process; "
 
 
 @pytest.fixture
@@ -27,10 +27,9 @@ def run(path: Path, program: str, wall_s: float = 30.0) -> bytes:
 
 
 def test_the_child_imports_neither_torch_nor_numpy_and_knows_no_environment(good: Path) -> None:
-    arguments = f"['{good.name}', '1', '1000000', '{768 << 20}', '5', '32']"
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from minigpt.inspection.sandbox import answer; "
-        f"answer({arguments}); import os; heavy = {{'torch', 'numpy', 'pydantic', 'pickle5'}} & set(sys.modules); "
+        "import sys; sys.path.insert(0, sys.argv[1]); from minigpt.inspection.opening import answer; "
+        f"answer({good.name!r}, '1', '1000000'); import os; heavy = {{'torch', 'numpy', 'pydantic', 'pickle5'}} & set(sys.modules); "
         "print(sorted(heavy), sorted(set(os.environ) - {'LC_CTYPE', 'SYSTEMROOT'}))"
     )
     assert run(good, program).decode().endswith("[] []\n")
@@ -46,8 +45,8 @@ def test_a_child_that_never_ends_is_killed_at_the_wall_clock_limit(good: Path) -
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(LIMITED + "limit_this_process(Limits(cpu_s=1))\nwhile True: pass", id="too much processor time"),
-        pytest.param(LIMITED + "limit_this_process(Limits()); bytearray(2 << 30)", id="too much memory"),
+        pytest.param(LIMITED + "limit_this_process(cpu_s=1)\nwhile True: pass", id="too much processor time"),
+        pytest.param(LIMITED + "limit_this_process(); bytearray(2 << 30)", id="too much memory"),
         pytest.param("import os; os.abort()", id="an abort"),
         pytest.param("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", id="a segmentation fault"),
         pytest.param("raise SystemExit(3)", id="an exit with an error"),
@@ -63,13 +62,13 @@ def test_a_child_that_breaks_a_limit_or_dies_gives_one_sentence_and_the_next_fil
 @ONLY_POSIX
 def test_a_limited_child_can_write_no_file(good: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="was not opened"):
-        run(good, LIMITED + f"limit_this_process(Limits()); file = open({str(tmp_path / 'out')!r}, 'wb'); file.write(b'x' * 100); file.close()")
+        run(good, LIMITED + f"limit_this_process(); file = open({str(tmp_path / 'out')!r}, 'wb'); file.write(b'x' * 100); file.close()")
     assert not (tmp_path / "out").exists() or (tmp_path / "out").stat().st_size == 0
 
 
 @pytest.mark.parametrize("reply", [b"", b"junk", b"[]", b"{}", b'{"report": {}}', b'{"report": 5}', b"[" * 100_000])
 def test_an_answer_that_is_none_gives_one_sentence(good: Path, monkeypatch: pytest.MonkeyPatch, reply: bytes) -> None:
-    monkeypatch.setattr(sandbox, "run_child", lambda *_: reply)
+    monkeypatch.setattr(opening, "run_child", lambda *_: reply)
     with pytest.raises(CheckpointError, match="no usable answer"):
         inspect_safely(good)
 
@@ -103,7 +102,7 @@ def test_two_files_are_looked_at_at_a_time_and_the_others_wait(good: Path, monke
         with pytest.raises(CheckpointError, match="no"):
             inspect_safely(good)
 
-    monkeypatch.setattr(sandbox, "run_child", child)
+    monkeypatch.setattr(opening, "run_child", child)
     visitors = [threading.Thread(target=visit) for _ in range(6)]
     for visitor in visitors:
         visitor.start()
@@ -117,16 +116,16 @@ def test_two_files_are_looked_at_at_a_time_and_the_others_wait(good: Path, monke
 
 
 def test_who_waits_too_long_for_a_turn_is_told_to_try_again(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "_slots", threading.BoundedSemaphore(1))
-    monkeypatch.setattr(sandbox, "PATIENCE_S", 0.01)
-    with sandbox._slots, pytest.raises(CheckpointError, match="try again"):
+    monkeypatch.setattr(opening, "_slots", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(opening, "PATIENCE_S", 0.01)
+    with opening._slots, pytest.raises(CheckpointError, match="try again"):
         inspect_safely(good)
 
 
 def test_without_the_resource_module_the_limits_are_skipped_and_the_child_still_answers(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "resource", None)
-    limit_this_process(Limits(memory_bytes=1))
-    program = "import sys; sys.modules['resource'] = None; " + sandbox.PROGRAM
+    monkeypatch.setattr(opening, "resource", None)
+    limit_this_process(memory_bytes=1)
+    program = "import sys; sys.modules['resource'] = None; " + opening.PROGRAM
     with good.open("rb") as file:
-        reply = run_child(file, ["x", "1", "1000000", "1", "1", "1"], 30.0, program)
+        reply = run_child(file, ["x", "1", "1000000"], 30.0, program)
     assert reply.startswith(b'{"report"')

@@ -2,12 +2,10 @@
 
 import math
 import re
-from types import NoneType
 
 from minigpt.header import clean
-from minigpt.inspection.recognise import Contents
+from minigpt.inspection.recognise import FLOATS, Contents
 from minigpt.inspection.report import Report
-from minigpt.inspection.tensors import FLOATS
 
 _LARGEST = {
     **dict.fromkeys(("vocab_size", "max_seq_len", "context_length", "block_size", "d_ff"), 10**6),
@@ -15,26 +13,23 @@ _LARGEST = {
     **dict.fromkeys(("n_heads", "n_head"), 1_024),
     **dict.fromkeys(("n_layers", "n_layer"), 1_000),
 }
-_METADATA_KINDS = {
-    **dict.fromkeys(("history", "samples"), ((list,), "a list of records")),
-    "tokenizer": ((str, NoneType), "text"),
-    **dict.fromkeys(("tied", "config"), ((dict, NoneType), "a set of named values")),
-}
+_METADATA_KINDS = {"history": list, "samples": list, "tied": dict, "config": dict, "tokenizer": str}  # the lists are of dicts
 _MAX_FINDINGS = 20  # no more than a person reads
-_MAX_METADATA_VALUES = 500_000
-_MAX_METADATA_DEPTH = 32
+_MAX_METADATA_VALUES, _MAX_METADATA_DEPTH = 500_000, 32
 _LAYER = re.compile(r"^(.*?)\.?(\w+)\.(\d{1,6})\.")
 _EMBEDDING = re.compile(r"(^|[._])(tok_emb|pos_emb|wte|wpe|emb|embed|embedding|embeddings|embed_tokens|token_emb|word_embeddings|positions)\w*($|\.)")
 _TOKEN_EMBEDDING = re.compile(r"(tok_emb|token_emb|wte|embed_tokens|embedding|word_embeddings)\w*\.weight$")
+# GPT-2's implementations keep the causal mask as a buffer named like a bias; at length 1,024 it would count as a million parameters a layer.
+_MASK = re.compile(r"\.attn\.(masked_)?bias$")
 _HEAD = re.compile(r"(^|\.)(head|lm_head|ln|ln_f|norm|final_norm|ln_final|output)\w*($|\.)")
-_WRAPPING = re.compile(r"^(_orig_mod\.|module\.)+")  # left in front of every name by torch.compile and by DDP
 
 
 def judge(contents: Contents, size_bytes: int, *, checked: bool) -> Report:
     """Check what a file of `size_bytes` holds against itself and return the finished report; `checked` says whether every value was read."""
     config = _config(contents)
     step = _step(contents)
-    val_loss, best_val_loss = _loss(contents, "val_loss", "validation loss"), _loss(contents, "best_val_loss", "best validation loss")
+    val_loss = _loss(contents, "val_loss", "validation loss")
+    best_val_loss = _loss(contents, "best_val_loss", "best validation loss")
     _check_tensors(contents, config.get("vocab_size"))
     blocks = _parameters_by_block(contents)
     return Report(
@@ -100,19 +95,17 @@ def _parameters_by_block(contents: Contents) -> dict[str, int]:
     counts: dict[tuple[int, str, int], int] = {}
     unknown: list[str] = []
     for position, tensor in enumerate(contents.tensors):
-        name = _WRAPPING.sub("", tensor.name)
         if position in contents.shared:
-            contents.notes.append(f"{clean(name, 60)} shares its data with {clean(contents.shared[position], 60)}; counted once")
-        elif _is_attention_mask(name, tensor.shape):
+            contents.notes.append(f"{clean(tensor.name, 60)} shares its data with {clean(contents.shared[position], 60)}; counted once")
+        elif _MASK.search(tensor.name) and tensor.shape[:2] in ((), (1, 1)):
             contents.notes.append("stored attention masks are not counted as parameters")
         else:
-            part = _part(name)
+            part = _part(tensor.name)
             counts[part] = counts.get(part, 0) + math.prod(tensor.shape)
-            unknown += [name] if part[1] == "other" else []
+            unknown += [tensor.name] if part[1] == "other" else []
     if unknown:
         contents.warnings.append(f"{len(unknown):,} unknown tensor name(s), such as {clean(unknown[0], 40)}")
-    has_stacks = len({path for _, path, number in counts if number >= 0}) > 1
-    label = "{path} {number}" if has_stacks else "block {number}"
+    label = "{path} {number}" if len({path for _, path, number in counts if number >= 0}) > 1 else "block {number}"
     return {label.format(path=path, number=number) if number >= 0 else path: count for (_, path, number), count in sorted(counts.items())}
 
 
@@ -125,22 +118,17 @@ def _part(name: str) -> tuple[int, str, int]:
     return (2, "head and final norm", -1) if _HEAD.search(name) else (3, "other", -1)
 
 
-def _is_attention_mask(name: str, shape: tuple[int, ...]) -> bool:
-    # GPT-2's implementations keep the causal mask as a buffer named like a bias; at length 1,024 it would count as a million parameters a layer.
-    return name.endswith(".attn.masked_bias") or (name.endswith(".attn.bias") and shape[:2] == (1, 1) and len(shape) == 4)
-
-
 def _metadata(contents: Contents) -> dict[str, object]:
     """Return our own metadata without what is not of the kind MiniGPT writes, so that a page may rely on the kinds."""
     if _count(contents.metadata) > _MAX_METADATA_VALUES:
         contents.warnings.append("metadata is too large or nested too deep to show")
         return {}
     kept = dict(contents.metadata)
-    for name, (kinds, words) in _METADATA_KINDS.items():
+    for name, kind in _METADATA_KINDS.items():
         value = kept.get(name)
         records = value if isinstance(value, list) else []
-        if name in kept and not (isinstance(value, kinds) and all(isinstance(item, dict) for item in records)):
-            contents.warnings.append(f"metadata: {name} is not {words}")
+        if value is not None and not (isinstance(value, kind) and all(isinstance(record, dict) for record in records)):
+            contents.warnings.append(f"metadata: {name} is not of the kind that MiniGPT writes")
             del kept[name]
     return kept
 

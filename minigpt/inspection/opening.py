@@ -1,9 +1,20 @@
-"""Opens a file of any make by its content, never by its name, and reports what is in it. Runs in the calling process; see `sandbox`."""
+"""Reports what is in a file of any make: `inspect_file` in this process, `inspect_safely` in a child with limits, two at a time.
 
+The child is a fresh interpreter that inherits no environment, gets the open file as its standard input and never learns its path. It bounds its
+own memory, processor time and files before it reads a byte. Those limits are POSIX's: Windows has only the wall-clock limit and the separate
+process, and where a system refuses one limit (macOS has no bound on address space) the others hold.
+"""
+
+import json
 import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+import minigpt
 from minigpt.errors import CheckpointError
 from minigpt.header import clean, open_regular, read_header_of
 from minigpt.inspection.meaning import judge
@@ -12,7 +23,83 @@ from minigpt.inspection.recognise import recognise_safetensors, recognise_torch
 from minigpt.inspection.report import Report
 from minigpt.inspection.torchfiles import open_legacy, open_zip
 
+try:
+    import resource
+except ModuleNotFoundError:  # Windows
+    resource = None  # type: ignore[assignment]  # the one place that asks is limit_this_process
+
 SCAN_LIMIT_BYTES = 64 << 20
+PATIENCE_S = 60.0
+MEMORY_BYTES, CPU_S, WALL_S, OPEN_FILES = 768 << 20, 5, 10.0, 32  # what one child may use
+MAX_REPLY_BYTES = 64 << 20
+PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from minigpt.inspection.opening import answer; answer(*sys.argv[2:])"
+_slots = threading.BoundedSemaphore(2)
+
+
+def inspect_safely(path: Path, *, scan: bool = True, scan_limit: int = SCAN_LIMIT_BYTES) -> Report:
+    """Do as `inspect_file` does, in a child process. May be called from any thread; waits while two others are at it.
+
+    Raises:
+        CheckpointError: The file is refused, or its reader broke a limit or died; one sentence for a person.
+    """
+    with open_regular(path) as file:
+        if not _slots.acquire(timeout=PATIENCE_S):
+            raise CheckpointError("Too many files are being opened at the moment; try again in a minute.")
+        try:
+            reply = run_child(file, [path.name, str(int(scan)), str(scan_limit)])
+        finally:
+            _slots.release()
+    try:
+        values = json.loads(reply if len(reply) <= MAX_REPLY_BYTES else b"")
+        if "refused" not in values:
+            return Report.from_dict(values["report"])
+        refusal = " ".join(str(values["refused"]).split())[:300]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        refusal = "This file was not opened: its reader gave no usable answer."
+    raise CheckpointError(refusal)
+
+
+def run_child(file: BinaryIO, arguments: Sequence[str], wall_s: float = WALL_S, program: str = PROGRAM) -> bytes:
+    """Run Python source in a bare interpreter with `file` as its standard input and return what it wrote; no trace of it outlives the call.
+
+    Its arguments are the folder of this package and then `arguments`. One that fails, or takes more than `wall_s` seconds, raises `CheckpointError`.
+    """
+    # -I: neither the caller's folder, nor the user's packages, nor any PYTHON* variable. -B: no bytecode is written beside ours.
+    command = [sys.executable, "-I", "-B", "-c", program, str(Path(minigpt.__file__).parent.parent), *arguments]
+    environment = {name: value for name, value in os.environ.items() if name == "SYSTEMROOT"}  # Windows cannot start Python without it
+    try:
+        done = subprocess.run(  # noqa: S603  the command is ours; the file only decides the data on standard input
+            command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, timeout=wall_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise CheckpointError(f"This file was not opened: reading it took longer than {wall_s:g} seconds.") from None
+    except OSError as error:
+        raise CheckpointError(f"No process could be started to open this file ({type(error).__name__}); try again in a minute.") from None
+    if done.returncode:
+        raise CheckpointError("This file was not opened: reading it took more memory or processor time than is allowed, or broke its reader.")
+    return done.stdout
+
+
+def answer(name: str, scan: str, scan_limit: str) -> None:
+    """Be the child: bound this process, inspect standard input, and write one line of JSON with the report or the refusal."""
+    limit_this_process()
+    try:
+        reply: dict[str, object] = {"report": _inspect(sys.stdin.buffer, name, scan=scan == "1", scan_limit=int(scan_limit)).to_dict()}
+    except CheckpointError as error:
+        reply = {"refused": str(error)}
+    sys.stdout.write(json.dumps(reply, allow_nan=False))
+
+
+def limit_this_process(memory_bytes: int = MEMORY_BYTES, cpu_s: int = CPU_S) -> None:
+    """Bound this process for the rest of its life; a limit that the system does not know or refuses is skipped."""
+    if resource is None:
+        return
+    limits = {"RLIMIT_AS": memory_bytes, "RLIMIT_CPU": cpu_s, "RLIMIT_FSIZE": 0, "RLIMIT_NOFILE": OPEN_FILES, "RLIMIT_CORE": 0}
+    for name, most in limits.items():
+        try:
+            resource.setrlimit(getattr(resource, name), (most, most))
+        except (AttributeError, ValueError, OSError):
+            continue
 
 
 def inspect_file(path: Path, *, scan: bool = True, scan_limit: int = SCAN_LIMIT_BYTES) -> Report:
@@ -27,11 +114,10 @@ def inspect_file(path: Path, *, scan: bool = True, scan_limit: int = SCAN_LIMIT_
         CheckpointError: It is not a checkpoint, is damaged, or asks for something that is refused; one sentence for a person.
     """
     with open_regular(path) as file:
-        return inspect_open_file(file, path.name, scan=scan, scan_limit=scan_limit)
+        return _inspect(file, path.name, scan=scan, scan_limit=scan_limit)
 
 
-def inspect_open_file(file: BinaryIO, name: str, *, scan: bool, scan_limit: int) -> Report:
-    """Do as `inspect_file` does with an open file; `name` only matters where the content could be anything, or belies it."""
+def _inspect(file: BinaryIO, name: str, *, scan: bool, scan_limit: int) -> Report:
     try:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
@@ -40,8 +126,7 @@ def inspect_open_file(file: BinaryIO, name: str, *, scan: bool, scan_limit: int)
         if kind == "safetensors":
             contents = recognise_safetensors(file, read_header_of(file), scan=checked)
         else:
-            opened = open_zip(file, size) if kind == "zip" else open_legacy(file, size)
-            contents = recognise_torch(opened, scan=checked)
+            contents = recognise_torch(open_zip(file, size) if kind == "zip" else open_legacy(file, size), scan=checked)
             if name.endswith(".safetensors"):
                 contents.warnings.insert(0, "named .safetensors, but it is a file of torch.save (a pickle)")
         if not checked:
@@ -58,7 +143,7 @@ def _sniff(head: bytes, name: str) -> str:
     """Tell the container from its first bytes: "zip", "legacy" or "safetensors"; say in words what anything else is."""
     text, suffix = head.lstrip().lower(), clean(Path(name).suffix, 12)
     lfs = "This is a Git LFS pointer, not the file itself. Fetch it with git lfs pull, or download it from the web page."
-    for is_so, answer in (
+    for is_so, found in (
         (not head, "This file is empty."),
         (head.startswith(b"version https://git-lfs"), lfs),
         (text.startswith((b"<!doctype", b"<html", b"<?xml")), "This is a web page (HTML), probably an error page saved under this name."),
@@ -69,8 +154,8 @@ def _sniff(head: bytes, name: str) -> str:
         (name.endswith(".safetensors"), "safetensors"),
         (text.startswith((b"{", b"[")), "This is JSON text, not a checkpoint. Upload the .safetensors or .pt file."),
     ):
+        if is_so and found in ("zip", "legacy", "safetensors"):
+            return found
         if is_so:
-            if answer in ("zip", "legacy", "safetensors"):
-                return answer
-            raise CheckpointError(answer)
+            raise CheckpointError(found)
     raise CheckpointError(f"Not a checkpoint: unknown file type{f' ({suffix})' if suffix else ''}.")

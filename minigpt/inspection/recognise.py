@@ -1,21 +1,25 @@
 """Who made a file and where it keeps what: the habits of the field's trainers, applied to an opened container.
 
-Produces `Contents`, the same for every make; what holds no sound tensors raises `CheckpointError`. Whether the values make sense is judged elsewhere.
+Produces `Contents`, the same for every make. Tensors are checked against the bytes they claim; whether the rest makes sense is judged elsewhere.
 """
 
 import hashlib
+import json
+import math
 import re
+import struct
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from minigpt.errors import CheckpointError
-from minigpt.header import MAX_TENSORS, TORCH_NAMES, Header, clean, our_metadata
-from minigpt.inspection.records import PickledDict, Record, plain
+from minigpt.header import ITEM_BYTES, MAX_TENSORS, PIECE_BYTES, TORCH_NAMES, Header, checked_shape, clean, our_metadata, pieces
+from minigpt.inspection.records import PickledDict, Record, Tensor, plain
 from minigpt.inspection.report import TensorInfo
-from minigpt.inspection.tensors import FLOATS, PIECE_BYTES, Tensor, View, checked_view, count_nonfinite, number_at, pieces
 from minigpt.inspection.torchfiles import TorchFile
 
 _OURS = "model."  # what the model's own tensors are called in a file of MiniGPT; `optim.` and `rng.` hold the rest
+_MAKERS = {"pytorch-lightning_version": "Lightning", "model_args": "nanoGPT"}  # by a key that nobody else writes
 _STATES = ("model_state_dict", "state_dict", "model", "module", "weights")
 _FACTS = {
     "config": ("model_args", "config", "hyper_parameters"),
@@ -24,6 +28,8 @@ _FACTS = {
     "best_val_loss": ("best_val_loss",),
 }
 _TRANSFORMERS = re.compile(r"(transformer\.)?(wte\.weight|h\.0\.attn\.)|model\.embed_tokens\.")
+FLOATS = {"F64": (0x7F, 0xF0), "F32": (0x7F, 0x80), "BF16": (0x7F, 0x80), "F16": (0x7C, 0x00)}  # exponent: its bits in the highest byte and the next
+_NUMBER_CODES = {"F64": "<d", "F32": "<f", "F16": "<e", "I64": "<q", "I32": "<i"}
 
 
 @dataclass
@@ -44,72 +50,81 @@ def recognise_torch(opened: TorchFile, *, scan: bool) -> Contents:
     """Find model, settings and progress in a file of `torch.save`; with `scan`, read every value, for checksums and finite numbers."""
     top = opened.root
     if isinstance(top, Record):
-        name = clean(top.class_name, 60)
-        raise CheckpointError(f"This file is a whole pickled object ({name}), not a checkpoint: save the model's state_dict() instead.")
+        what = clean(top.class_name, 60)
+        raise CheckpointError(f"This file is a whole pickled object ({what}), not a checkpoint: save the model's state_dict() instead.")
     if not isinstance(top, PickledDict):
         raise CheckpointError("Not a checkpoint: the file holds no named tensors.")
     keys = [key for key, _ in top.pairs if isinstance(key, str)]
     state = next((value for key in _STATES if isinstance(value := top.get(key), PickledDict)), top)
-    contents = Contents(opened.format, _maker_of_pickle(keys, opened, is_bare=state is top), warnings=list(opened.warnings))
+    maker = next((maker for key, maker in _MAKERS.items() if key in keys), None)
+    if maker is None and state is not top:
+        maker = "a training script (pickled config class)" if opened.classes else "a training script"
+    contents = Contents(opened.format, maker or "unknown (a bare state dict)", warnings=list(opened.warnings))
     if len(keys) != len(set(keys)):
         contents.warnings.append("the same key appears twice; the last one counts")
-    views = _add_tensors(contents, state, opened)
-    if scan:
-        dtypes = {view.key: view.info.dtype for view in views}  # the optimizer's records are read too, as that verifies their checksums
-        nonfinite = {key for key in opened.record_bytes if sum(count_nonfinite(piece, dtypes.get(key, "")) for piece in opened.stream(key))}
-        for view in views:
-            if view.key in nonfinite and view.info.dtype in FLOATS:
-                contents.warnings.append(f"{clean(view.info.name, 40)} holds values that are not finite (NaN or inf)")
+    _add_tensors(contents, state, opened, scan=scan)
     for fact, names in _FACTS.items():
         key = next((name for name in names if name in keys), None)
         value = top.get(key) if key is not None else None
-        if isinstance(value, Tensor) and state is not top:
+        if isinstance(value, Tensor) and state is not top:  # in a bare state dict even "step" may be a weight
             contents.facts[fact] = _scalar_of(value, opened)
-        elif key is not None and not isinstance(value, Tensor):  # in a bare state dict even "step" may be a weight
+        elif key is not None and not isinstance(value, Tensor):
             contents.facts[fact] = plain(value)
     contents.notes += [f"class {clean(class_name, 60)} shown as plain data" for class_name in sorted(opened.classes)[:3]]
     return contents
 
 
-def _add_tensors(contents: Contents, state: PickledDict, opened: TorchFile) -> list[View]:
+def _add_tensors(contents: Contents, state: PickledDict, opened: TorchFile, *, scan: bool) -> None:
     if len(state.pairs) > MAX_TENSORS:
         raise CheckpointError(f"This file declares too many tensors: more than {MAX_TENSORS:,}.")
-    views: list[View] = []
-    names: set[str] = set()
-    holders: dict[tuple[str, int, tuple[int, ...]], str] = {}
-    for key, value in state.pairs:
-        if not isinstance(value, Tensor):
-            continue
-        name = _shown_name(key, contents)
-        if name in names:
-            contents.warnings.append(f"tensor name {clean(name, 40)} appears twice")
-        names.add(name)
-        view = checked_view(name, value, opened.record_bytes)
-        if (holder := holders.setdefault((view.key, view.offset, view.info.shape), name)) != name:
-            contents.shared[len(views)] = holder
-        views.append(view)
-    if not views:
+    tensors = [(_shown_name(key, contents), value) for key, value in state.pairs if isinstance(value, Tensor)]
+    if not tensors:
         raise CheckpointError("Not a checkpoint: no tensors found, or only kinds MiniGPT does not open (sparse, nested, quantized, meta).")
-    contents.tensors = [view.info for view in views]
-    return views
+    holders: dict[tuple[str, int, tuple[int, ...]], str] = {}
+    for position, (name, tensor) in enumerate(tensors):
+        contents.tensors.append(_checked(name, tensor, opened))
+        holder = holders.setdefault((tensor.storage.key, tensor.offset, tensor.shape), name)
+        if holder != name:
+            contents.shared[position] = holder
+    counts = Counter(name for name, _ in tensors)
+    contents.warnings += [f"tensor name {clean(name, 40)} appears twice" for name, count in counts.items() if count > 1]
+    if scan:  # the optimizer's records are read too, as that verifies their checksums
+        dtypes = {tensor.storage.key: tensor.dtype for _, tensor in tensors}
+        nonfinite = {key for key in opened.record_bytes if sum(count_nonfinite(piece, dtypes.get(key, "")) for piece in opened.stream(key))}
+        odd = [name for name, tensor in tensors if tensor.storage.key in nonfinite and tensor.dtype in FLOATS]
+        contents.warnings += [f"{clean(name, 40)} holds values that are not finite (NaN or inf)" for name in odd]
+
+
+def _checked(name: str, tensor: Tensor, opened: TorchFile) -> TensorInfo:
+    """Check that every element of a tensor lies inside its record.
+
+    No more elements than the record holds, even where strides of zero would make them fit: four bytes must not become terabytes.
+    """
+    shown, storage = clean(name, 60), tensor.storage
+    shape = checked_shape(shown, tensor.shape)
+    if min(tensor.offset, *tensor.stride, 0) < 0:
+        raise CheckpointError(f"Tensor {shown} has a negative stride or offset.")
+    numel = math.prod(shape)
+    reach = tensor.offset + sum((size - 1) * step for size, step in zip(shape, tensor.stride, strict=True)) + 1 if numel else 0
+    found, declared = opened.record_bytes.get(storage.key), storage.numel * ITEM_BYTES[storage.dtype]
+    if max(reach, numel) * ITEM_BYTES[tensor.dtype] > declared:
+        raise CheckpointError(f"Tensor {shown} declares a shape larger than its data (stride or offset outside the record).")
+    if found is None:
+        raise CheckpointError(f"Tensor {shown}: its data is missing from the file.")
+    if found != declared:
+        raise CheckpointError(f"Tensor {shown}: the record's size is {found:,} bytes where {declared:,} were declared.")
+    return TensorInfo(name, tensor.dtype, shape, numel * ITEM_BYTES[tensor.dtype])
 
 
 def _scalar_of(tensor: Tensor, opened: TorchFile) -> object:
-    """A step or loss kept as a tensor of one element; any larger tensor is no number, and a large record is not read for one."""
-    view = checked_view("among the settings", tensor, opened.record_bytes)
-    if view.info.shape not in ((), (1,)) or opened.record_bytes[view.key] > PIECE_BYTES:
+    """Return a step or loss kept as a tensor of one element; any other tensor is no number, and a large record is not read for one."""
+    dtype, offset = tensor.dtype, tensor.offset
+    if _checked("among the settings", tensor, opened).shape not in ((), (1,)) or opened.record_bytes[tensor.storage.key] > PIECE_BYTES:
         return "(a tensor)"
-    return number_at(b"".join(opened.stream(view.key)), view.info.dtype, view.offset)
-
-
-def _maker_of_pickle(keys: list[str], opened: TorchFile, *, is_bare: bool) -> str:
-    if "pytorch-lightning_version" in keys:
-        return "Lightning"
-    if "model_args" in keys and "model" in keys:
-        return "nanoGPT"
-    if is_bare:
-        return "unknown (a bare state dict)"
-    return "a training script (pickled config class)" if opened.classes else "a training script"
+    data = b"".join(opened.stream(tensor.storage.key))
+    if dtype == "BF16":  # the upper half of a float32
+        data, dtype, offset = b"\0\0" + data[offset * 2 : offset * 2 + 2], "F32", 0
+    return struct.unpack_from(_NUMBER_CODES[dtype], data, offset * ITEM_BYTES[dtype])[0] if dtype in _NUMBER_CODES else None
 
 
 def recognise_safetensors(file: BinaryIO, header: Header, *, scan: bool) -> Contents:
@@ -118,33 +133,32 @@ def recognise_safetensors(file: BinaryIO, header: Header, *, scan: bool) -> Cont
         raise CheckpointError("Not a checkpoint: no tensors in the header.")
     is_transformers = header.metadata.get("format") == "pt" and any(map(_TRANSFORMERS.match, header.tensors))
     contents = Contents("safetensors", "Hugging Face transformers" if is_transformers else "unknown")
+    prefix = ""
     try:
-        ours = our_metadata(header)
+        if (ours := our_metadata(header)) is not None:
+            contents.format, contents.made_by, contents.metadata = "minigpt", "MiniGPT", ours
+            prefix = _OURS if any(name.startswith(_OURS) for name in header.tensors) else ""
     except CheckpointError as error:
         contents.warnings.append(f"metadata: {error}")
-        ours = None
-    if ours is not None:
-        contents.format, contents.made_by, contents.metadata = "minigpt", "MiniGPT", ours
     # A run that was stopped before its first evaluation records null, and that is in order.
     contents.facts = {fact: plain(value) for fact in _FACTS if (value := contents.metadata.get(fact)) is not None}
-    prefix = _OURS if ours is not None and any(name.startswith(_OURS) for name in header.tensors) else ""
     for name, entry in header.tensors.items():
         if name.startswith(prefix):
-            info = TensorInfo(_shown_name(name.removeprefix(prefix), contents), entry.dtype, entry.shape, entry.end - entry.begin)
-            contents.tensors.append(info)
-            if info.size_bytes == 0:
-                contents.warnings.append(f"{clean(info.name, 40)} is empty (shape {list(info.shape)})")
+            shown = _shown_name(name.removeprefix(prefix), contents)
+            contents.tensors.append(TensorInfo(shown, entry.dtype, entry.shape, entry.end - entry.begin))
+    empty = [tensor for tensor in contents.tensors if not tensor.size_bytes]
+    contents.warnings += [f"{clean(tensor.name, 40)} is empty (shape {list(tensor.shape)})" for tensor in empty]
     if scan:
         _scan(file, header, contents)
-    tied = contents.metadata.get("tied")
-    for name, holder in tied.items() if isinstance(tied, dict) else ():
-        contents.notes.append(f"{clean(name, 60)} shares its data with {clean(holder, 60)}; stored and counted once")
+    if isinstance(tied := contents.metadata.get("tied"), dict):
+        contents.notes += [f"{clean(name, 60)} shares its data with {clean(other, 60)}; stored and counted once" for name, other in tied.items()]
     return contents
 
 
 def _scan(file: BinaryIO, header: Header, contents: Contents) -> None:
     """Read every value: finite or not, and in our own files against the checksum of `minigpt.checkpoint.digest`, here without torch."""
-    digest = hashlib.sha256()
+    metadata = contents.metadata
+    digest = hashlib.sha256(json.dumps([metadata.get("config"), metadata.get("tokenizer")], sort_keys=True).encode())
     for name, entry in sorted(header.tensors.items()):
         digest.update(f"{name} {TORCH_NAMES[entry.dtype]} {list(entry.shape)}\n".encode(errors="replace"))
         file.seek(header.data_start + entry.begin)
@@ -154,9 +168,22 @@ def _scan(file: BinaryIO, header: Header, contents: Contents) -> None:
             digest.update(piece)
         if nonfinite:
             contents.warnings.append(f"{clean(name, 40)} holds values that are not finite (NaN or inf)")
-    sha256 = contents.metadata.get("sha256")
-    if isinstance(sha256, str) and sha256 != digest.hexdigest():
+    if isinstance(metadata.get("sha256"), str) and metadata["sha256"] != digest.hexdigest():
         raise CheckpointError("This file is damaged: its values do not match the checksum written with them.")
+
+
+def count_nonfinite(piece: bytes, dtype: str) -> int:
+    """Count the NaNs and infinities in little-endian numbers of `dtype`; kinds without them count as zero.
+
+    In such a number every bit of the exponent is set. It lies in the two highest bytes, which are sliced out and matched by a table, all in C.
+    """
+    if dtype not in FLOATS:
+        return 0
+    item, all_set = ITEM_BYTES[dtype], -1
+    for place, mask in enumerate(FLOATS[dtype], start=1):
+        is_set = bytes(byte & mask == mask for byte in range(256))
+        all_set &= int.from_bytes(piece[item - place :: item].translate(is_set), "little")
+    return all_set.bit_count()
 
 
 def _shown_name(name: object, contents: Contents) -> str:

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 from minigpt.header import clean
 
-MAX_DEPTH = 16
-MAX_WIDTH = 1_000
+MAX_DEPTH, MAX_WIDTH, MAX_TEXT = 16, 1_000, 4_096  # of what is shown
 Pair = tuple[object, object]
 
 
@@ -39,39 +38,53 @@ class Record:
     state: object = None
 
 
+@dataclass(slots=True, eq=False, repr=False)
+class Storage:
+    """Numbers that stand elsewhere in the file, under `key`; `numel` is what the pickle says of their count."""
+
+    dtype: str
+    key: str
+    numel: int
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Tensor:
+    """A tensor as declared: of whole numbers, but whether they make sense is not known here."""
+
+    storage: Storage
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
 def plain(value: object) -> object:
-    """Return pickled records or parsed JSON as None, bool, int, finite float, clean text, list or dict of these.
+    """Return records or parsed JSON as None, bool, int, finite float, clean text, list or dict of these.
 
     What is too deep, too wide, too large or of an unknown kind is replaced by a remark in round brackets.
     """
-    # Without a budget, a list that holds itself twice, forty times over, would be written out for ever.
-    values_left, characters_left = 20_000, 2_000_000
-
-    def text(value: object, limit: int, *, lines: bool) -> str:
-        nonlocal characters_left
-        shown = clean(value, limit, lines=lines)
-        characters_left -= len(shown)
-        return shown
+    # A budget in characters, where each value costs 100: else a list that holds itself twice, forty times over, would be written out for ever.
+    left = 2_000_000
 
     def show(value: object, depth: int) -> object:
-        nonlocal values_left
-        values_left -= 1
-        if values_left < 0 or characters_left < 0:
+        nonlocal left
+        left -= 100
+        if left < 0:
             return "(too many values to show)"
         if isinstance(value, Record):
             value = _fields(value)
-        if value is None or isinstance(value, (int, float, str)):
-            is_large = isinstance(value, int) and abs(value) >= 2**63
-            is_odd = isinstance(value, float) and not math.isfinite(value)
-            return text(value, 4_096, lines=True) if is_large or is_odd or isinstance(value, str) else value
-        if depth > MAX_DEPTH:
+        if value is None or (isinstance(value, int) and abs(value) < 2**63) or (isinstance(value, float) and math.isfinite(value)):
+            return value
+        if isinstance(value, (list, tuple, dict, PickledDict)) and depth > MAX_DEPTH:
             return "(nested too deep)"
         if isinstance(value, (list, tuple)):
             return [show(item, depth + 1) for item in value[:MAX_WIDTH]]
         if isinstance(value, (dict, PickledDict)):
             pairs = list(value.items()) if isinstance(value, dict) else value.pairs
-            return {text(key, 200, lines=False): show(item, depth + 1) for key, item in pairs[:MAX_WIDTH]}
-        return f"({len(value):,} bytes)" if isinstance(value, bytes) else f"({type(value).__name__.lower()})"
+            return {clean(key): show(item, depth + 1) for key, item in pairs[:MAX_WIDTH]}
+        shown = f"({len(value):,} bytes)" if isinstance(value, bytes) else clean(value, MAX_TEXT, lines=True)
+        left -= len(shown)
+        return shown
 
     return show(value, 0)
 
@@ -87,5 +100,4 @@ def _fields(record: Record) -> object:
         return attributes if isinstance(attributes, PickledDict) else state
     if isinstance(state, (list, tuple)):
         return state
-    made_of = PickledDict(record.pairs) if record.pairs else record.items or record.arguments
-    return made_of or f"({clean(record.class_name, 80)})"
+    return (PickledDict(record.pairs) if record.pairs else record.items or record.arguments) or f"({clean(record.class_name, 80)})"

@@ -1,12 +1,9 @@
 """What an inspection found, as plain data that crosses a process border as JSON. It knows nothing of files."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import TypeVar
-
-from minigpt.header import whole_numbers
-
-Kind = TypeVar("Kind", "TensorInfo", "Report")
+from dataclasses import dataclass, field
+from types import GenericAlias
+from typing import Any, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -47,17 +44,11 @@ class Report:
         return {**vars(self), "tensors": [{**vars(tensor), "shape": list(tensor.shape)} for tensor in self.tensors]}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> "Report":
-        """Rebuild a report from `to_dict`'s result after a trip through JSON; TypeError where a value is missing, unknown or of another kind."""
-        listed = values.get("tensors")
-        if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
-            raise TypeError("tensors")
-        tensors = [_built(TensorInfo, {**item, "shape": whole_numbers(item.get("shape"))}) for item in listed]
-        return _built(cls, {**values, "tensors": tensors})
-
-
-def _built(kind: type[Kind], values: Mapping[str, object]) -> Kind:
-    for item in fields(kind):
-        if not isinstance(values.get(item.name), getattr(item.type, "__origin__", item.type)):  # dict for dict[str, object]
-            raise TypeError(item.name)
-    return kind(**values)  # type: ignore[arg-type]  # the loop above has checked each kind
+    def from_dict(cls, values: Mapping[str, Any]) -> "Report":
+        """Rebuild a report from `to_dict`'s result after a trip through JSON; TypeError, ValueError or KeyError for anything else."""
+        for name, hint in get_type_hints(cls).items():
+            kind: Any = hint.__origin__ if isinstance(hint, GenericAlias) else hint
+            if not isinstance(values.get(name), kind):
+                raise TypeError(name)
+        tensors = [TensorInfo(str(it["name"]), str(it["dtype"]), tuple(map(int, it["shape"])), int(it["size_bytes"])) for it in values["tensors"]]
+        return cls(**{**values, "tensors": tensors})

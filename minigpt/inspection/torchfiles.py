@@ -1,7 +1,6 @@
 """The two containers of `torch.save`, the zip and the legacy stream, read under strict bounds into pickled records and byte streams.
 
-Directory and index are bounded before anything is built from them; nothing is extracted, decompressed or written. What the records mean is not
-known here. A file that is damaged, cut short or dishonest raises `CheckpointError`.
+Directory and index are bounded before anything is built from them; nothing is extracted, decompressed or written. Knows not what they mean.
 """
 
 import io
@@ -13,30 +12,24 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from minigpt.errors import CheckpointError
-from minigpt.header import ITEM_BYTES, MAX_HEADER_BYTES, MAX_TENSORS, clean
+from minigpt.header import ITEM_BYTES, MAX_HEADER_BYTES, MAX_TENSORS, clean, pieces
 from minigpt.inspection.pickles import DAMAGE, MAX_PICKLE_BYTES, PickleReader
 from minigpt.inspection.records import PickledDict
-from minigpt.inspection.tensors import pieces
 
 MAX_ENTRIES = 20_000
-LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
-LEGACY_VERSION = 1001
+LEGACY_MAGIC, LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001
 _ZIP_DAMAGE = (*DAMAGE, zipfile.BadZipFile, NotImplementedError, OSError)
-_END_BYTES, _ZIP64_LOCATOR_BYTES, _ZIP64_END_BYTES = 22, 20, 56
 
 
 @dataclass(frozen=True)
 class TorchFile:
-    """An opened file of `torch.save`: the object it pickles, as records, and its numbers, as byte streams by storage key.
-
-    A stream of a zip that is read to its end raises `CheckpointError` where the record differs from its checksum.
-    """
+    """An opened file of `torch.save`: the object it pickles, as records, and its numbers, as byte streams by storage key."""
 
     format: str
     root: object
     classes: frozenset[str]
     record_bytes: Mapping[str, int]
-    stream: Callable[[str], Iterator[bytes]]
+    stream: Callable[[str], Iterator[bytes]]  # a zip's verifies the checksum of its record, if it is read to the end
     warnings: Sequence[str] = ()
 
 
@@ -111,29 +104,23 @@ def open_legacy(file: BinaryIO, size: int) -> TorchFile:
 def _check_directory_size(file: BinaryIO, size: int) -> None:
     """Refuse a zip whose directory is huge or not where its end record says, before `zipfile` builds an object for each entry of it.
 
-    The end record must be the last 22 bytes, as torch writes it: where readers search for it, two of them can find different directories.
+    Its end records must be the last 22 bytes or, in a large file, the last 98: where readers search for them, two can find different directories.
     """
-    end = size - _END_BYTES
-    record = _read_at(file, end, _END_BYTES)
-    if not record.startswith(b"PK\x05\x06") or not record.endswith(b"\0\0"):
+    file.seek(max(0, size - 98))
+    tail = file.read(98).rjust(98, b"\0")
+    long, locator, short, end = tail[:56], tail[56:76], tail[76:], size - 22
+    if not short.startswith(b"PK\x05\x06") or not short.endswith(b"\0\0"):
         raise CheckpointError("This zip is cut short, or has bytes after its end. Download or upload it again.")
-    entries, directory_bytes, start = struct.unpack_from("<HII", record, 10)
-    locator = _read_at(file, end - _ZIP64_LOCATOR_BYTES, _ZIP64_LOCATOR_BYTES)
+    entries, directory_bytes, start = struct.unpack_from("<HII", short, 10)
     if locator.startswith(b"PK\x06\x07"):  # whatever the short record says, zipfile then believes the long one
-        end -= _ZIP64_LOCATOR_BYTES + _ZIP64_END_BYTES
-        record = _read_at(file, end, _ZIP64_END_BYTES)
-        if struct.unpack_from("<Q", locator, 8)[0] != end or not record.startswith(b"PK\x06\x06"):
+        end = size - 98
+        if struct.unpack_from("<Q", locator, 8)[0] != end or not long.startswith(b"PK\x06\x06"):
             raise CheckpointError("This zip is damaged: its end record is not where it should be.")
-        entries, directory_bytes, start = struct.unpack_from("<QQQ", record, 32)
+        entries, directory_bytes, start = struct.unpack_from("<QQQ", long, 32)
     if entries > MAX_ENTRIES or directory_bytes > MAX_HEADER_BYTES:
         raise CheckpointError(f"This zip has too many entries: {entries:,}; at most {MAX_ENTRIES:,} are read.")
     if start + directory_bytes != end:
         raise CheckpointError("This zip is damaged: its directory is not where it should be.")
-
-
-def _read_at(file: BinaryIO, position: int, size: int) -> bytes:
-    file.seek(max(0, position))
-    return file.read(size)
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], sizes: Mapping[str, int], size: int) -> list[str]:
@@ -148,9 +135,6 @@ def _check_entries(entries: list[zipfile.ZipInfo], sizes: Mapping[str, int], siz
     ):
         if is_so:
             raise CheckpointError(sentence)
-    return [f"unexpected zip entry {clean(entry.filename, 40)} ignored" for entry in entries if _is_unexpected(entry)]
-
-
-def _is_unexpected(entry: zipfile.ZipInfo) -> bool:
-    path = entry.filename
-    return stat.S_ISLNK(entry.external_attr >> 16) or ".." in path.split("/") or path.startswith("/") or "\\" in path
+    links = {entry.filename for entry in entries if stat.S_ISLNK(entry.external_attr >> 16)}
+    odd = [name for name in sizes if name in links or ".." in name.split("/") or name.startswith("/") or "\\" in name]
+    return [f"unexpected zip entry {clean(name, 40)} ignored" for name in odd]
