@@ -20,7 +20,7 @@ from minigpt.errors import ConfigError, DataError, RunStopped
 from minigpt.events import CompleteEvent, DataEvent, EvalEvent, LogEvent, SampleEvent, StatusEvent, StopSignal, perplexity
 from minigpt.header import our_metadata, read_header
 from minigpt.model import MiniGPT
-from minigpt.optim import get_lr
+from minigpt.optim import get_lr, warm_up
 from minigpt.tokenizer import TextTokenizer
 from minigpt.train import evaluate, train
 
@@ -268,7 +268,7 @@ def test_the_threads_asked_for_are_used(tiny_config: Any) -> None:
 
 def test_warming_up_touches_no_random_state() -> None:
     state = torch.get_rng_state()
-    module.warm_up()
+    warm_up()
     assert torch.equal(torch.get_rng_state(), state)
 
 
