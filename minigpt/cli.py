@@ -227,11 +227,16 @@ def write_weights(best: Path, last: Path, target: Path) -> int:
         OSError: the file cannot be written.
     """
     from minigpt.checkpoint import read_checkpoint, save_checkpoint
+    from minigpt.generate import sample
 
     checkpoint, newest = read_checkpoint(best), read_checkpoint(last)
     told = newest.metadata if newest.step == checkpoint.step else checkpoint.metadata
     names = ("series", "samples", "data", "val_step", "best_val_loss", "best_step", "max_steps", "elapsed", "threads", "corpus")
     facts = {name: told[name] for name in names if name in told}
+    if checkpoint.tokenizer is not None and (written := sample(checkpoint.model, checkpoint.tokenizer, checkpoint.config.seed)):
+        moment = {"step": checkpoint.step, "elapsed": told.get("elapsed", 0.0), "loss": checkpoint.val_loss}
+        earlier = [shown for shown in facts.get("samples", []) if shown["step"] < checkpoint.step]
+        facts["samples"] = [*earlier, {"type": "sample", **moment, "prompt": written[0], "text": written[1]}]
     save_checkpoint(
         checkpoint.model,
         None,

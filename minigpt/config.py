@@ -130,28 +130,34 @@ class TransformerConfig(BaseModel):
             self.__dict__["checkpoint_path"] = str(Path(self.checkpoint_dir) / "best.safetensors")
         return self
 
-    def _even_heads(self) -> str:
-        divisors = [n for n in range(1, min(self.d_model, 128) + 1) if self.d_model % (2 * n) == 0]
-        return str(min(divisors, key=lambda n: abs(n - self.n_heads))) if divisors else f"d_model {self.d_model + self.n_heads}"
+    def _head_advice(self) -> str | None:
+        """Return what to try if the heads do not fit the width, or None if they do; rotary positions also need an even width of each."""
+        need = 2 if self.arch == "modern" else 1
+        if self.d_model % (need * self.n_heads) == 0:
+            return None
+        fitting = [n for n in range(1, min(self.d_model, 128) + 1) if self.d_model % (need * n) == 0]
+        wider = -(-self.d_model // (need * self.n_heads)) * need * self.n_heads
+        return str(min(fitting, key=lambda n: abs(n - self.n_heads))) if fitting else f"d_model {wider}"
+
+    def _narrower(self) -> int:
+        """Return a width at which the model is small enough."""
+        width = self.d_model
+        while width > 2 * self.n_heads and parameter_count(self.model_copy(update={"d_model": width})) > MAX_PARAMETERS:
+            width = max(width // 2 // (2 * self.n_heads), 1) * 2 * self.n_heads
+        return width
 
     def problems(self) -> list[str]:
         """List what no single field can know, one sentence each; an empty list means the settings fit each other."""
         found = []
-        head = self.d_model // self.n_heads
-        if self.d_model % self.n_heads:
-            even = 2 if self.arch == "modern" and self.d_model % 2 == 0 else 1
-            divisors = [n for n in range(1, min(self.d_model, 128) + 1) if self.d_model % (n * even) == 0]
-            found.append(
-                f"n_heads is {self.n_heads}; it must divide d_model, {self.d_model}: try {min(divisors, key=lambda n: abs(n - self.n_heads))}"
-            )
-        elif self.arch == "modern" and head % 2:
-            found.append(f"n_heads is {self.n_heads}, so a head is {head} wide; rotary positions need an even width: try {self._even_heads()}")
+        if (advice := self._head_advice()) is not None:
+            even = " into even parts" if self.arch == "modern" else ""
+            found.append(f"n_heads is {self.n_heads}; it must divide d_model, {self.d_model}{even}: try {advice}")
         if self.warmup_steps >= self.max_steps:
             found.append(f"warmup_steps is {self.warmup_steps:,}; it must be below max_steps, {self.max_steps:,}: try {self.max_steps // 10}")
         if self.min_lr > self.learning_rate:
             found.append(f"min_lr is {self.min_lr:g}; it must not exceed learning_rate, {self.learning_rate:g}: try {self.learning_rate / 10:g}")
         if (size := parameter_count(self)) > MAX_PARAMETERS:
-            found.append(f"this model would have {size:,} parameters; at most {MAX_PARAMETERS:,} are allowed: try a smaller d_model or n_layers")
+            found.append(f"this model would have {size:,} parameters; at most {MAX_PARAMETERS:,} are allowed: try d_model {self._narrower()}")
         return found
 
     def check(self) -> None:
@@ -213,8 +219,8 @@ def _sentence(name: str, kind: str, value: object) -> str:
     if field is None:
         return f"{name or 'this'} is not a setting; the settings are {', '.join(TransformerConfig.model_fields)}"
     found = "empty" if value is None or value == "" else f"{str(value)[:40]!r}" if isinstance(value, str) else _shown(value)
-    allowed, example = _allowed(field)
-    return f"{name} is {found}; it must be {allowed}: try {example(value)}"
+    allowed, usual = _allowed(field)
+    return f"{name} is {found}; it must be {allowed}: try {usual}"
 
 
 def _shown(value: object) -> str:
@@ -223,22 +229,17 @@ def _shown(value: object) -> str:
     return str(value)[:40]
 
 
-def _allowed(field: FieldInfo) -> tuple[str, Any]:
-    """Describe the legal values of a field and how to pick one near a given value."""
+def _allowed(field: FieldInfo) -> tuple[str, str]:
+    """Describe the legal values of a field, and name a usual one."""
     choices = getattr(field.annotation, "__args__", ())
     if field.annotation is str:
-        return "text", lambda _: repr(field.default)
+        return "text", repr(field.default)
     low = next((m.ge for m in field.metadata if getattr(m, "ge", None) is not None), None)
     high = next((m.le for m in field.metadata if getattr(m, "le", None) is not None), None)
     if low is None or high is None:
-        return "one of " + ", ".join(map(str, choices)), lambda _: field.default
+        return "one of " + ", ".join(map(str, choices)), field.default
     whole = field.annotation is not float
     kind = "a whole number" if whole else "a number"
 
-    def near(value: object) -> str:
-        usable = isinstance(value, int | float) and not isinstance(value, bool)
-        fallback = field.default if field.default is not None else low
-        clamped = max(low, min(high, value if usable else fallback))
-        return number(int(clamped) if whole else clamped)
-
-    return f"{kind} from {number(low)} to {number(high)}", near
+    usual = number(field.default if field.default is not None else low)
+    return f"{kind} from {number(low)} to {number(high)}", usual

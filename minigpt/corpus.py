@@ -25,6 +25,7 @@ SHAKESPEARE_BYTES = 1_115_394
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 BUILT_IN = Path(__file__).parent.parent / "assets" / "shakespeare.txt"
 MAX_TEXT_BYTES = 64 << 20
+DOWNLOAD_S = 10.0  # for the whole text: a server that dribbles must not keep a person waiting
 RETRY_AFTER_S = 300.0
 
 _last_failure = -math.inf  # when the last download failed, so that a classroom without a network waits for it once and not at every run
@@ -62,7 +63,7 @@ def download_shakespeare(
         return path
     reason = "no address was given"
     with requests.Session() as session:
-        retries = Retry(total=2, connect=1, backoff_factor=0.2, status_forcelist=(429, 500, 502, 503, 504), respect_retry_after_header=False)
+        retries = Retry(total=2, connect=0, backoff_factor=0.2, status_forcelist=(429, 500, 502, 503, 504), respect_retry_after_header=False)
         session.mount("https://", HTTPAdapter(max_retries=retries))
         session.mount("http://", HTTPAdapter(max_retries=retries))
         for url in urls:
@@ -82,11 +83,14 @@ def download_shakespeare(
 
 def _fetch(session: requests.Session, url: str, stop_event: threading.Event | None) -> bytes:
     data = b""
+    deadline = time.monotonic() + DOWNLOAD_S
     with session.get(url, timeout=(3.0, 5.0), stream=True) as response:
         response.raise_for_status()
         for chunk in response.iter_content(1 << 16):
             if stop_event is not None and stop_event.is_set():
                 raise RunStopped("stopped while the text was being downloaded")
+            if time.monotonic() > deadline:
+                raise requests.Timeout(f"more than {DOWNLOAD_S:.0f} s")
             data += chunk
             if len(data) > SHAKESPEARE_BYTES:
                 break

@@ -74,7 +74,7 @@ def split_ids(ids: Tensor, max_seq_len: int) -> tuple[TokenDataset, TokenDataset
         )
     if val.targets < 1:
         raise DataError(
-            f"the text has {len(ids):,} tokens, so its validation tenth has nothing to predict; at least 20 tokens are needed: use a longer text"
+            f"the text has {len(ids):,} tokens, so its validation tenth has nothing to predict; at least 11 tokens are needed: use a longer text"
         )
     return train, val
 

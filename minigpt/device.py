@@ -1,6 +1,8 @@
 """Where to compute: the device and the number of CPU threads, chosen by timing a few real steps."""
 
+import math
 import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -28,26 +30,30 @@ def choose_device(config: TransformerConfig) -> torch.device:
     return torch.device(min(["cpu", *present], key=lambda name: _trial(config, name, 3)) if present else "cpu")
 
 
-def choose_threads(config: TransformerConfig, device: torch.device) -> int:
-    """Set and return the number of CPU threads for this thread of execution: as asked for, else one, or two where a trial says so."""
+def choose_threads(config: TransformerConfig, device: torch.device, stop_event: threading.Event | None = None) -> int:
+    """Set and return the number of CPU threads for this thread of execution: as asked for, else one, or two where a trial says so.
+
+    The trial ends at once when the stop event is set.
+    """
     threads = config.threads or 1
     tokens = config.batch_size * config.max_seq_len
     if not config.threads and device.type == "cpu" and (os.cpu_count() or 1) > 1 and tokens * parameter_count(config) > TOO_SMALL_FOR_TWO:
         seconds = {}
         for count in (1, 2):
             torch.set_num_threads(count)
-            seconds[count] = _trial(config, "cpu", 2)
+            seconds[count] = _trial(config, "cpu", 2, stop_event)
         threads = 2 if seconds[1] >= WORTH_IT * seconds[2] else 1
     torch.set_num_threads(threads)
     return threads
 
 
-def _trial(config: TransformerConfig, device: str, steps: int) -> float:
+def _trial(config: TransformerConfig, device: str, steps: int, stop_event: threading.Event | None = None) -> float:
     """Return the seconds of the fastest of a few forward and backward passes, after one to warm up; random states stay as they were."""
     with torch.random.fork_rng(devices=[]):
         model = MiniGPT(config).to(device)
         x = torch.randint(config.vocab_size, (config.batch_size, config.max_seq_len), device=device)
-        return min([_timed(model, x) for _ in range(steps + 1)][1:])
+        times = [_timed(model, x) for _ in range(steps + 1) if stop_event is None or not stop_event.is_set()]
+        return min(times[1:], default=math.inf)
 
 
 def _timed(model: MiniGPT, x: torch.Tensor) -> float:

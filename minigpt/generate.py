@@ -1,5 +1,6 @@
 """Write text with a model, one token at a time. Draws from an own generator, so that it never disturbs a run's randomness."""
 
+import threading
 from collections.abc import Iterator
 
 import torch
@@ -11,6 +12,7 @@ from minigpt.tokenizer import TextTokenizer
 
 NEVER_WRITTEN = (PAD, UNK, BOS, EOS)
 MIN_NAME = 3
+SAMPLE_TOKENS = {"word": 48, "char": 180}
 
 
 @torch.inference_mode()
@@ -76,6 +78,15 @@ def write(
     for index in generate(model, ids, max_tokens, temperature=temperature, top_k=top_k, generator=generator):
         ids.append(index)
         yield tokenizer.decode(ids)
+
+
+def sample(model: MiniGPT, tokenizer: TextTokenizer, seed: int, stop_event: threading.Event | None = None) -> tuple[str, str] | None:
+    """Return prompt and text of what a run shows at a moment of its training, or None if the stop event is set meanwhile."""
+    prompt = text = usual_prompt(tokenizer)
+    for text in write(model, tokenizer, prompt, SAMPLE_TOKENS[tokenizer.kind], seed=seed):  # noqa: B007
+        if stop_event is not None and stop_event.is_set():
+            return None
+    return prompt, text
 
 
 def first_id(tokenizer: TextTokenizer) -> int:

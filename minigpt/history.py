@@ -18,6 +18,7 @@ from minigpt.events import AnyEvent
 MAX_POINTS = 2000
 SMOOTHING = 0.8
 COLUMNS = ("step", "loss", "lr", "grad_norm", "tokens_per_s", "val_loss", "elapsed")
+SERIES_NAMES = ("train", "smoothed", "val", "lr", "grad_norm", "tokens_per_s")
 SERIES = {"train": "loss", "lr": "lr", "grad_norm": "grad_norm", "tokens_per_s": "tokens_per_s"}  # series by the key of a log event
 
 
@@ -86,7 +87,7 @@ class History:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.series = {name: Series() for name in ("train", "smoothed", "val", "lr", "grad_norm", "tokens_per_s")}
+        self.series = {name: Series() for name in SERIES_NAMES}
         self.samples: list[dict[str, Any]] = []
         self.data: dict[str, Any] = {}
         self.last: dict[str, dict[str, Any]] = {}  # the latest event of each kind
@@ -135,15 +136,26 @@ class History:
             value = event.get(name)
             column.append(math.nan if value is None else value)
 
+    @property
+    def smoothed_loss(self) -> float | None:
+        """The smoothed training loss of now; None before the first log event."""
+        return self._average / self._weight if self._weight else None
+
+    def point(self, name: str, step: int) -> float | None:
+        """Return a series' drawn value at a step, or None."""
+        with self._lock:
+            series = self.series[name]
+            return series.y[series.x.index(step)] if step in series.x else None
+
     def since(self, have: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
         """Return what a reader lacks of each series, given its (epoch, count) by name."""
         with self._lock:
             return {name: series.since(*have.get(name, (-1, 0))) for name, series in self.series.items()}
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return all rows of the log, one a log or validation event; what an event did not say is NaN."""
+    def to_frame(self, last: int = 0) -> pd.DataFrame:
+        """Return the rows of the log, one a log or validation event, or its `last` ones; what an event did not say is NaN."""
         with self._lock:
-            frame = pd.DataFrame({name: list(column) for name, column in self._columns.items()})
+            frame = pd.DataFrame({name: list(column[-last:]) for name, column in self._columns.items()})
         return frame.astype({"step": "int64"})
 
     def to_dict(self) -> dict[str, Any]:
@@ -161,7 +173,7 @@ def curves(stored: object) -> dict[str, tuple[list[int], list[float | None]]]:
     found: dict[str, tuple[list[int], list[float | None]]] = {}
     if not isinstance(stored, dict):
         return found
-    for name in ("train", "smoothed", "val", "lr", "grad_norm", "tokens_per_s"):
+    for name in SERIES_NAMES:
         curve = stored.get(name)
         x, y = (curve.get("x"), curve.get("y")) if isinstance(curve, dict) else (None, None)
         if isinstance(x, list) and isinstance(y, list) and len(x) == len(y) <= 2 * MAX_POINTS and all(_is_number(v) for v in x):

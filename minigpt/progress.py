@@ -12,6 +12,7 @@ from typing import Any
 from minigpt.events import AnyEvent, perplexity
 from minigpt.header import clean
 from minigpt.inspection.report import Report
+from minigpt.ui.words import checkpoint_verdict
 
 MIN_BAR = 8
 REASONS = {
@@ -40,12 +41,12 @@ def moving_line(last: Mapping[str, AnyEvent], columns: int) -> str:
     log = last.get("log")
     status = last.get("status", {})
     ended = "complete" in last
-    if log is None or (status.get("phase") != "training" and not ended):
+    if log is None or (status.get("phase") == "evaluating" and not ended):
         return str(status.get("message", "starting"))[: columns - 1]
     step, total = int(log["step"]), max(int(log["max_steps"]), 1)
     left = float(log["elapsed"]) / max(step, 1) * (total - step)
     words = [f"step {step:,}/{total:,}", f"loss {log['loss']:.3f}"]
-    if "eval" in last:
+    if last.get("eval", {}).get("val_loss") is not None:
         words.append(f"validation {last['eval']['val_loss']:.3f}")
     words += [f"{log.get('tokens_per_s', 0.0):,.0f} tokens/s", seconds(last["complete"]["elapsed"]) if ended else f"{seconds(left)} left"]
     text = "  ".join(words)
@@ -120,13 +121,10 @@ def summary(last: Mapping[str, Mapping[str, Any]], files: Sequence[Path]) -> lis
 
 def description(report: Report) -> list[str]:
     """Return what is in a checkpoint file: a verdict, the settings, the parameters by block, and what is odd."""
-    verdict = [f"step {report.step:,}" if report.step is not None else "no step recorded", f"validation loss {loss(report.val_loss)}"]
-    if report.val_loss is not None and report.val_loss == report.best_val_loss:
-        verdict.append("best of its run")
     checked = "every value read" if report.checked else "values not checked"
     blocks = {name: f"{count:,}" for name, count in report.parameters_by_block.items()}
     return [
-        ", ".join(verdict),
+        checkpoint_verdict(report.step, report.val_loss if report.val_loss is not None else report.best_val_loss, report.metadata),
         f"format: {report.format}, {report.made_by}, {report.size_bytes:,} bytes, {checked}",
         *_section("settings", {name: clean(value) for name, value in report.config.items()}),
         *_section(f"parameters: {report.parameters:,}", blocks),

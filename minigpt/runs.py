@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 State = Literal["preparing", "training", "stopping", "finished", "stopped", "diverged", "failed", "interrupted"]
 LIVE: tuple[State, ...] = ("preparing", "training", "stopping")
 ENDINGS: dict[str, State] = {"finished": "finished", "early": "finished", "stopped": "stopped", "diverged": "diverged"}
+OWN_FILES = ("config.json", "state.json", "metrics.jsonl", "own text.txt")  # what a run writes beside its checkpoints
 MAX_TEXT = 20_000_000  # characters of a text given by a person on the page
 
 
@@ -40,7 +41,7 @@ class RunBusy(MiniGPTError):  # noqa: N818  not a fault: somebody else's run is 
     """A run is training already; `run` is that one."""
 
     def __init__(self, run: "Run") -> None:
-        super().__init__(f"a run is training already (step {run.step:,} of {run.max_steps:,}); you are watching it, start yours when it ends")
+        super().__init__(f"run {run.id} is training already (step {run.step:,} of {run.max_steps:,}); start yours when it ends")
         self.run = run
 
 
@@ -58,7 +59,9 @@ class Run:
         self.state: State = "preparing"
         self.error = ""
         self.message = ""
+        self.note = ""  # something that went wrong and that the run survived
         self.ended = threading.Event()
+        self._state_lock = threading.Lock()
 
     @property
     def is_live(self) -> bool:
@@ -86,19 +89,26 @@ class Run:
         try:
             system.append_line(self.folder / "metrics.jsonl", to_line(event))
         except OSError as error:  # a full disk must not end a run whose curves still live in memory
-            self.message = f"the metrics could not be written: {error.strerror}"
+            self.note = f"the metrics could not be written: {error.strerror}"
         self.history.append(event)
         kind = event["type"]
         if kind == "status":
-            self.message = event["message"]
-            if event["phase"] == "training" and self.state == "preparing":
+            if event["phase"] == "saving":
+                self.note = event["message"]
+                return
+            self.message, self.note = event["message"], ""
+            if event["phase"] == "training":
                 self._enter("training")
         elif kind == "complete":
             self._enter(ENDINGS[event["reason"]])
 
     def _enter(self, state: State) -> None:
-        self.state = state
-        self.write_state()
+        """Change the state, but never back: neither from stopping to training nor out of an ending, whichever thread comes last."""
+        with self._state_lock:
+            if self.state not in LIVE or (self.state == "stopping" and state in LIVE):
+                return
+            self.state = state
+            self.write_state()
 
     def write_state(self) -> None:
         """Write `state.json`; what cannot be written is logged and lost, for the run matters more."""
@@ -125,15 +135,25 @@ class Run:
         except OSError as error:
             log.warning("run %s: %s", self.id, error)
             self._fail(f"the disk refused ({error.strerror or type(error).__name__}); what was saved before is unharmed")
-        except MemoryError:
-            self._fail("this machine ran out of memory: try a smaller batch, width or context")
         except Exception as error:  # the edge of the thread: nobody above could tell the person who waits
-            log.exception("run %s failed", self.id)
-            self._fail(f"the training broke off ({type(error).__name__}: {str(error)[:200]})")
+            if isinstance(error, MemoryError) or "memory" in str(error):  # torch raises RuntimeError for want of memory
+                self._fail("this machine ran out of memory: try a smaller batch, width or context")
+            else:
+                log.exception("run %s failed", self.id)
+                self._fail(f"the training broke off ({type(error).__name__}: {str(error)[:200]})")
         finally:
-            if self.disposable and not list(self.folder.glob("*.safetensors")):
-                shutil.rmtree(self.folder, ignore_errors=True)  # it never came to a model: nothing worth keeping
+            if not list(self.folder.glob("*.safetensors")):
+                self._leave_nothing()
             self.ended.set()
+
+    def _leave_nothing(self) -> None:
+        """Remove what a run wrote that never came to a model, so that its folder can be used again."""
+        if self.disposable:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return
+        for name in OWN_FILES:
+            with contextlib.suppress(OSError):
+                (self.folder / name).unlink()
 
     def _fail(self, error: str) -> None:
         self.error = error
@@ -218,7 +238,11 @@ class RunManager:
             if (live := self.active) is not None:
                 raise RunBusy(live)
             run = self.latest = self.create(config, preset=preset, text=text)
-            threading.Thread(target=run.work, name=f"run-{run.id}", daemon=True).start()
+            try:
+                threading.Thread(target=run.work, name=f"run-{run.id}", daemon=True).start()
+            except RuntimeError:  # no thread to be had: the run never lived
+                run.ended.set()
+                raise
             return run
 
     def shutdown(self, timeout_s: float = 5.0) -> None:
@@ -237,7 +261,15 @@ class RunManager:
         threading.Thread(target=_warm_up, name="warm-up", daemon=True).start()
 
     def _folders(self) -> list[Path]:
-        return sorted((path.parent for path in self.home.glob("*/config.json")), reverse=True)
+        """List the folders of runs, the newest first."""
+        return [path.parent for path in sorted(self.home.glob("*/config.json"), key=_modified, reverse=True)]
+
+    def checkpoint(self, run: str, kind: str) -> SavedCheckpoint | None:
+        """Return one listed checkpoint by the names of its run and kind, neither of which is used as a path."""
+        for folder in self._folders():
+            if folder.name == run and kind in ("best", "last"):
+                return describe(folder / f"{kind}.safetensors", run, "best" if kind == "best" else "last")
+        return None
 
     def checkpoints(self, limit: int = 100) -> list[SavedCheckpoint]:
         """List saved checkpoints, newest run first, best before last; files that are no checkpoints of ours are left out."""
@@ -247,6 +279,13 @@ class RunManager:
             if len(found) >= limit:
                 break
         return found[:limit]
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # removed meanwhile
+        return 0.0
 
 
 def describe(path: Path, run: str, kind: Literal["best", "last", "example"]) -> SavedCheckpoint | None:
@@ -275,7 +314,7 @@ def _mark_interrupted(path: Path) -> None:
         # Our own number counts as dead: a restarted container gives it to the new process, and this one has just begun.
         if state.get("state") in LIVE and (state.get("pid") == os.getpid() or not system.process_lives(int(state.get("pid", 0)))):
             system.write_atomically(path, json.dumps({**state, "state": "interrupted"}).encode())
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
         log.warning("%s/state.json cannot be read or written; the run's checkpoints are unharmed", path.parent.name)
 
 

@@ -6,9 +6,15 @@ import secrets
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+
+try:
+    import resource
+except ModuleNotFoundError:  # Windows
+    resource = None  # type: ignore[assignment]  # the one place that asks is limit_this_process
 
 STRAY_SUFFIX = ".tmp"
 
@@ -59,12 +65,24 @@ def write_atomically(path: Path, data: bytes, *, keep_as: Path | None = None) ->
             os.fsync(file.fileno())
         if keep_as is not None and path.exists():
             keep(path, keep_as)
-        temporary.replace(path)
+        _rename(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
     sync_folder(path.parent)
+
+
+def _rename(source: Path, target: Path) -> None:
+    """Rename over `target`; on Windows, which refuses while somebody reads the old file, try for a second."""
+    for _ in range(20 if sys.platform == "win32" else 0):
+        try:
+            source.replace(target)
+        except PermissionError:
+            time.sleep(0.05)
+        else:
+            return
+    source.replace(target)
 
 
 def keep(path: Path, keep_as: Path) -> None:
@@ -104,12 +122,20 @@ def append_line(path: Path, line: str) -> None:
 
 
 def sweep_strays(folder: Path) -> int:
-    """Remove temporary files that a killed process left in `folder`; return how many."""
-    strays = list(folder.glob(f".*{STRAY_SUFFIX}"))
+    """Remove temporary files that a killed process left in `folder`; return how many. Those of processes that live are left alone.
+
+    Their names hold the process's number; our own counts as dead, for this is called at the start, and a restarted container gives it out again.
+    """
+    strays = [stray for stray in folder.glob(f".*{STRAY_SUFFIX}") if not _is_in_use(stray)]
     for stray in strays:
         with contextlib.suppress(OSError):
             stray.unlink()
     return len(strays)
+
+
+def _is_in_use(stray: Path) -> bool:
+    number = stray.name.split(".")[-3]
+    return number.isdecimal() and len(number) < 10 and int(number) != os.getpid() and process_lives(int(number))
 
 
 def process_lives(pid: int) -> bool:
@@ -134,3 +160,18 @@ def on_termination(handler: Callable[[], None]) -> None:
     for name in ("SIGINT", "SIGTERM"):
         if (number := getattr(signal, name, None)) is not None:
             signal.signal(number, handle)
+
+
+def limit_this_process(memory_bytes: int, cpu_s: int, open_files: int) -> None:
+    """Bound this process for the rest of its life; it may write no file. A limit that the system does not know or refuses is skipped.
+
+    Where there are none (Windows), whoever waits for the process must bound its time.
+    """
+    if resource is None:
+        return
+    limits = {"RLIMIT_AS": memory_bytes, "RLIMIT_CPU": cpu_s, "RLIMIT_FSIZE": 0, "RLIMIT_NOFILE": open_files, "RLIMIT_CORE": 0}
+    for name, most in limits.items():
+        try:
+            resource.setrlimit(getattr(resource, name), (most, most))
+        except (AttributeError, ValueError, OSError):
+            continue

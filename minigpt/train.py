@@ -19,7 +19,7 @@ from minigpt.data import ValLoader, prepare_text
 from minigpt.device import choose_device, choose_threads
 from minigpt.errors import CheckpointError
 from minigpt.events import Callback, CompleteEvent, DataEvent, EvalEvent, Event, Reason, StopSignal, perplexity
-from minigpt.generate import usual_prompt, write
+from minigpt.generate import sample
 from minigpt.history import History
 from minigpt.model import MiniGPT
 from minigpt.optim import configure_optimizer, get_lr
@@ -30,7 +30,6 @@ __all__ = ["configure_optimizer", "evaluate", "get_lr", "load_checkpoint", "save
 log = logging.getLogger(__name__)
 
 SAMPLE_TIMES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # then every minute
-SAMPLE_TOKENS = {"word": 48, "char": 180}
 SAVE_EVERY_S = 5.0
 # Forward alone costs about a third of a training step, so this share of an interval's tokens costs about 3 % of its time; 5 % are allowed.
 EVALUATED_SHARE = 0.1
@@ -107,7 +106,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = MiniGPT(config).to(self.device)
         self.optimizer = configure_optimizer(self.model, config.learning_rate, config.weight_decay, config.optimizer)
-        self.threads = choose_threads(config, self.device)
+        self.threads = choose_threads(config, self.device, stop)
         self.step = 0
         self.val_loss, self.val_step = math.nan, 0
         self.best_val_loss, self.best_step = math.inf, 0
@@ -215,13 +214,11 @@ class Trainer:
         """Write a sample, unless stopped meanwhile."""
         while self._sample_time(self.next_sample) <= self.elapsed:
             self.next_sample += 1
-        prompt = usual_prompt(self.tokenizer)
-        text = prompt
-        for text in write(self.model, self.tokenizer, prompt, SAMPLE_TOKENS[self.config.tokenizer], seed=self.config.seed):  # noqa: B007
-            if stop is not None and stop.is_set():
-                return
-        loss = self.val_loss if math.isfinite(self.val_loss) else None
-        self.emit({"type": "sample", "step": self.step, "elapsed": self.elapsed, "loss": loss, "prompt": prompt, "text": text})
+        if (written := sample(self.model, self.tokenizer, self.config.seed, stop)) is None:
+            return
+        loss = self.val_loss if self.val_step == self.step else self.history.smoothed_loss
+        known = loss if loss is not None and math.isfinite(loss) else None
+        self.emit({"type": "sample", "step": self.step, "elapsed": self.elapsed, "loss": known, "prompt": written[0], "text": written[1]})
 
     @staticmethod
     def _sample_time(index: int) -> float:

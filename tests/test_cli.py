@@ -174,7 +174,7 @@ def test_settings_that_do_not_fit_each_other_are_refused(place: Place, tmp_path:
     lines = no_traceback(done).splitlines()
     assert done.returncode == 2
     assert lines[0].startswith(f"weights is {str(tmp_path)!r}, a folder")
-    assert "n_heads is 5; it must divide d_model, 32: try 4" in lines
+    assert "n_heads is 5; it must divide d_model, 32 into even parts: try 4" in lines
     assert "warmup_steps is 8; it must be below max_steps, 4: try 0" in lines
 
 
@@ -352,7 +352,7 @@ def test_inspect_begins_with_a_verdict_in_words(place: Place, trained: Trained) 
     done = place.run("inspect", str(trained.folder / "best.safetensors"))
     lines = done.stdout.splitlines()
     assert done.returncode == 0
-    assert re.fullmatch(r"step \d+, validation loss \d\.\d+ \(perplexity [\d.]+\)(, best of its run)?", lines[0])
+    assert re.fullmatch(r"step \d+ · validation loss \d\.\d+ · perplexity [\d.]+ · best of its run", lines[0])
     assert lines[1].startswith("format: minigpt")
     assert any(re.fullmatch(r"  arch +modern", line) for line in lines)
     assert any(re.fullmatch(r"parameters: [\d,]+", line) for line in lines)

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from minigpt import system
 from minigpt.errors import CheckpointError
 from minigpt.inspection import inspect_safely, opening
-from minigpt.inspection.opening import limit_this_process, run_child
+from minigpt.inspection.opening import run_child
+from minigpt.system import limit_this_process
 
 ONLY_POSIX = pytest.mark.skipif(sys.platform == "win32", reason="the limits are POSIX's")
-LIMITED = "import sys; sys.path.insert(0, sys.argv[1]); from minigpt.inspection.opening import limit_this_process; "
+LIMITED = "import sys; sys.path.insert(0, sys.argv[1]); from minigpt.system import limit_this_process; "
 
 
 @pytest.fixture
@@ -45,8 +47,8 @@ def test_a_child_that_never_ends_is_killed_at_the_wall_clock_limit(good: Path) -
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(LIMITED + "limit_this_process(cpu_s=1)\nwhile True: pass", id="too much processor time"),
-        pytest.param(LIMITED + "limit_this_process(); bytearray(2 << 30)", id="too much memory"),
+        pytest.param(LIMITED + "limit_this_process(768 << 20, 1, 32)\nwhile True: pass", id="too much processor time"),
+        pytest.param(LIMITED + "limit_this_process(768 << 20, 5, 32); bytearray(2 << 30)", id="too much memory"),
         pytest.param("import os; os.abort()", id="an abort"),
         pytest.param("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", id="a segmentation fault"),
         pytest.param("raise SystemExit(3)", id="an exit with an error"),
@@ -62,7 +64,10 @@ def test_a_child_that_breaks_a_limit_or_dies_gives_one_sentence_and_the_next_fil
 @ONLY_POSIX
 def test_a_limited_child_can_write_no_file(good: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="was not opened"):
-        run(good, LIMITED + f"limit_this_process(); file = open({str(tmp_path / 'out')!r}, 'wb'); file.write(b'x' * 100); file.close()")
+        run(
+            good,
+            LIMITED + f"limit_this_process(768 << 20, 5, 32); file = open({str(tmp_path / 'out')!r}, 'wb'); file.write(b'x' * 100); file.close()",
+        )
     assert not (tmp_path / "out").exists() or (tmp_path / "out").stat().st_size == 0
 
 
@@ -123,8 +128,8 @@ def test_who_waits_too_long_for_a_turn_is_told_to_try_again(good: Path, monkeypa
 
 
 def test_without_the_resource_module_the_limits_are_skipped_and_the_child_still_answers(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "resource", None)
-    limit_this_process(memory_bytes=1)
+    monkeypatch.setattr(system, "resource", None)
+    limit_this_process(1, 1, 1)
     program = "import sys; sys.modules['resource'] = None; " + opening.PROGRAM
     with good.open("rb") as file:
         reply = run_child(file, ["x", "1", "1000000"], 30.0, program)

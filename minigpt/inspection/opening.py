@@ -22,11 +22,7 @@ from minigpt.inspection.pickles import DAMAGE
 from minigpt.inspection.recognise import recognise_safetensors, recognise_torch
 from minigpt.inspection.report import Report
 from minigpt.inspection.torchfiles import open_legacy, open_zip
-
-try:
-    import resource
-except ModuleNotFoundError:  # Windows
-    resource = None  # type: ignore[assignment]  # the one place that asks is limit_this_process
+from minigpt.system import limit_this_process
 
 SCAN_LIMIT_BYTES = 64 << 20
 PATIENCE_S = 60.0
@@ -82,24 +78,12 @@ def run_child(file: BinaryIO, arguments: Sequence[str], wall_s: float = WALL_S, 
 
 def answer(name: str, scan: str, scan_limit: str) -> None:
     """Be the child: bound this process, inspect standard input, and write one line of JSON with the report or the refusal."""
-    limit_this_process()
+    limit_this_process(MEMORY_BYTES, CPU_S, OPEN_FILES)
     try:
         reply: dict[str, object] = {"report": _inspect(sys.stdin.buffer, name, scan=scan == "1", scan_limit=int(scan_limit)).to_dict()}
     except CheckpointError as error:
         reply = {"refused": str(error)}
     sys.stdout.write(json.dumps(reply, allow_nan=False))
-
-
-def limit_this_process(memory_bytes: int = MEMORY_BYTES, cpu_s: int = CPU_S) -> None:
-    """Bound this process for the rest of its life; a limit that the system does not know or refuses is skipped."""
-    if resource is None:
-        return
-    limits = {"RLIMIT_AS": memory_bytes, "RLIMIT_CPU": cpu_s, "RLIMIT_FSIZE": 0, "RLIMIT_NOFILE": OPEN_FILES, "RLIMIT_CORE": 0}
-    for name, most in limits.items():
-        try:
-            resource.setrlimit(getattr(resource, name), (most, most))
-        except (AttributeError, ValueError, OSError):
-            continue
 
 
 def inspect_file(path: Path, *, scan: bool = True, scan_limit: int = SCAN_LIMIT_BYTES) -> Report:

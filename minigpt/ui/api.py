@@ -3,14 +3,13 @@
 Every function has a return annotation; gradio sends nothing from one that has none.
 """
 
-import html
 from collections.abc import Iterator
 from typing import Any
 
 import gradio as gr
 from gradio.events import api as gradio_api
 
-from minigpt.errors import CheckpointError, MiniGPTError
+from minigpt.errors import ConfigError, DataError, MiniGPTError
 from minigpt.generate import usual_prompt, write
 from minigpt.presets import DEFAULT_PRESET
 from minigpt.runs import RunManager
@@ -18,8 +17,8 @@ from minigpt.ui import checkpoint_tab, feed, form, train_tab
 
 
 def refusal(error: Exception) -> gr.Error:
-    """Turn an error into the API's answer."""
-    return gr.Error(html.escape(str(error)), print_exception=False)
+    """Turn an error into the API's answer, for programs: unlike on the page, nothing renders it."""
+    return gr.Error(str(error), print_exception=False)
 
 
 class Api:
@@ -37,16 +36,15 @@ class Api:
             text: a text of your own; empty means Shakespeare.
         """
         try:
+            if settings is not None and not isinstance(settings, dict):
+                raise ConfigError(f'settings is {str(settings)[:40]}; it must be an object of settings by name: try {{"max_steps": 100}}')
+            if not isinstance(text, str):
+                raise DataError(f"text is {str(text)[:40]}; it must be text: leave it empty for Shakespeare")
             own = train_tab.own_text(train_tab.OWN, text, None) if text else None
             run = self._manager.start(form.checked(preset, settings or {}), preset=preset, text=own)
-        except (MiniGPTError, AttributeError, TypeError) as error:
+        except MiniGPTError as error:
             raise refusal(error) from None
-        have = feed.run_view(run, {})
-        yield have
-        while run.is_live:
-            run.ended.wait(train_tab.PAUSE_S)
-            have = feed.run_view(run, feed.after(have))
-            yield have
+        yield from feed.follow(run, lambda: train_tab.PAUSE_S)
 
     def stop(self) -> dict[str, Any]:
         """Ask the live run to stop; asked again, it skips its final evaluation."""
@@ -78,23 +76,22 @@ class Api:
         """
         try:
             opened = checkpoint_tab.opened(self._manager, str(checkpoint), None)
-            most, warmth, number = (
-                _bounded("max_tokens", max_tokens, 1, 400),
-                _bounded("temperature", temperature, 0, 5),
-                _bounded("seed", seed, 0, 2**32 - 1),
-            )
+            _check("max_tokens", max_tokens, int, 1, checkpoint_tab.MAX_NEW_TOKENS)
+            _check("temperature", temperature, float, 0, 5)
+            _check("seed", seed, int, 0, 2**32 - 1)
         except (MiniGPTError, OSError) as error:
             raise refusal(error) from None
         assert opened.tokenizer is not None
         start = str(prompt)[:2000] or usual_prompt(opened.tokenizer)
-        *_, text = write(opened.model, opened.tokenizer, start, int(most), temperature=warmth, seed=int(number))
+        *_, text = write(opened.model, opened.tokenizer, start, max_tokens, temperature=temperature, seed=seed)
         return text
 
 
-def _bounded(name: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise CheckpointError(f"{name} is {str(value)[:40]}; it must be a number from {low:,} to {high:,}")
-    return value
+def _check(name: str, value: object, kind: type[int] | type[float], low: float, high: float) -> None:
+    fits = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+    if not fits or not low <= value <= high:  # type: ignore[operator]
+        what = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"{name} is {str(value)[:40]}; it must be {what} from {low:,} to {high:,}")
 
 
 def expose(manager: RunManager) -> None:

@@ -130,9 +130,10 @@ def find(manager: RunManager, chosen: str) -> SavedCheckpoint:
     Raises:
         CheckpointError: there is none.
     """
-    for item in saved(manager):
-        if item.id == chosen:
-            return item
+    run, _, kind = chosen.rpartition("/")
+    item = describe(feed.EXAMPLE, "example", "example") if chosen == "example/example" else manager.checkpoint(run, kind)
+    if item is not None:
+        return item
     raise CheckpointError("this checkpoint is no longer there; choose another from the list")
 
 
@@ -140,13 +141,14 @@ def open_id(manager: RunManager, chosen: str) -> list[Any]:
     """Show a listed checkpoint."""
     try:
         return shown_details(chosen, find(manager, chosen).path)
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
         return refused(error)
 
 
 def open_newest(manager: RunManager) -> list[Any]:
-    """Show the newest run's best checkpoint, or the example."""
-    items = saved(manager)
+    """Show the best checkpoint of this process's latest run, else the newest one, else the example."""
+    latest = manager.latest.id if manager.latest else ""
+    items = [item for item in saved(manager) if item.run == latest] or saved(manager)
     return open_id(manager, items[0].id) if items else [gr.skip()] * DETAILS
 
 
@@ -156,13 +158,14 @@ def open_upload(path: str | None) -> list[Any]:
         return [gr.skip()] * DETAILS
     try:
         return shown_details(UPLOADED, Path(path))
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
         return refused(error)
 
 
-def refused(error: CheckpointError) -> list[Any]:
+def refused(error: CheckpointError | OSError) -> list[Any]:
     """Say why a file was not opened, and show nothing else of it."""
-    line = f'<p class="line wrong">{html.escape(str(error))}</p>'
+    sentence = f"This file cannot be read: {error.strerror}." if isinstance(error, OSError) else str(error)
+    line = f'<p class="line wrong">{html.escape(sentence[:1].upper() + sentence[1:])}</p>'
     return ["", line, gr.Column(visible=False), *[gr.skip()] * (DETAILS - 3)]
 
 
@@ -278,7 +281,8 @@ def _writer(manager: RunManager) -> Any:
         try:
             checkpoint = opened(manager, chosen, upload)
         except (CheckpointError, OSError) as error:
-            raise gr.Error(html.escape(str(error)), title="Cannot write", print_exception=False) from None
+            sentence = f"the file cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+            raise gr.Error(html.escape(sentence), title="Cannot write", print_exception=False) from None
         assert checkpoint.tokenizer is not None
         start = (prompt or "")[:2000] or usual_prompt(checkpoint.tokenizer)
         text = write(checkpoint.model, checkpoint.tokenizer, start, int(length or 80), temperature=float(temperature or 0.0), seed=int(seed or 0))

@@ -6,6 +6,7 @@ const [BEST, UNIFORM, UNIGRAM, BAD] = [3, 4, 5, 6];                             
 const PUSH_LASTS_MS = 2500, SPACE = location.hostname.endsWith('.hf.space') ? 5 : 1;               // Spaces answer fast polling with 429
 
 let run = null, view = {}, samples = [], follow = true, counts = {}, nodes = {}, marks = '';
+let started = { until: 0 };
 let busy = false, misses = 0, polls = 0, pushed = -1e9, pulled = 0, eager = 0, said = '', logged = 0;
 
 const one = selector => document.querySelector(selector);
@@ -83,14 +84,15 @@ function show(index, chosen) {  // the sample of a moment; by hand it stays, oth
 }
 
 function tell() {  // words and buttons; the polite region changes only with the state and with evaluations
+  if (!view.live && view.run === started.run && performance.now() < started.until) return;  // the server has not answered the click yet
   put('#status .state', view.status); put('#status .numbers', view.numbers);
   if (view.story !== said) { said = view.story; put('#status .story', said); }
   const bar = one('#status .fill');
   if (bar) bar.style.width = `${100 * view.share}%`;
-  button(view.live ? (view.state === 'stopping' ? 'stopping' : 'live') : view.state === 'example' ? 'example' : 'done');
+  button(view.live ? (view.state === 'stopping' ? 'stopping' : 'live') : view.state === 'example' || view.empty ? 'example' : 'done');
   const percent = Math.floor(100 * view.share);
   document.title = view.live ? `${percent} % · MiniGPT` : view.state === 'finished' ? '✓ MiniGPT' : view.state === 'example' ? 'MiniGPT' : `${view.state} · MiniGPT`;
-  put('#stop', view.state === 'stopping' ? 'Stopping… (again: skip the last look)' : 'Stop');
+  put('#stop', view.state === 'stopping' ? 'Stopping… press again to skip the final check' : 'Stop');
 }
 
 function apply(next) {  // returns false if something is missing that a poll must fetch
@@ -152,7 +154,8 @@ watch('value', () => {
 document.addEventListener('input', event => { if (event.target.id === 'age') show(Number(event.target.value), true); });
 document.addEventListener('click', async event => {
   if (event.target.closest('#train')) {  // at once, before the server has answered; a refused start is put right by the next poll
-    button('live'); eager = performance.now() + 5000;
+    started = { run, until: performance.now() + 4000 }; eager = performance.now() + 5000;
+    button('starting'); put('#stop', 'Starting…');
     put('#status .state', 'starting…'); put('#status .story', '');
     said = '';
     if (innerWidth < 900) one('#status')?.scrollIntoView({ behavior: 'smooth' });

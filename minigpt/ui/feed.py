@@ -5,7 +5,7 @@ The same view is pushed by the generator of the page that started the run and pu
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +29,33 @@ def view(manager: RunManager, have: Have) -> dict[str, Any]:
     return example_view(have) if run is None else run_view(run, have)
 
 
+def follow(run: Run, pause: Callable[[], float]) -> Iterator[dict[str, Any]]:
+    """Yield views of a run, each with what is new since the last, until the one that says that it has ended.
+
+    Args:
+        run: the run.
+        pause: gives the seconds to wait before each look; the end of the run cuts a wait short.
+    """
+    seen = run_view(run, {})
+    yield seen
+    while seen["live"]:
+        run.ended.wait(pause())
+        seen = run_view(run, after(seen))
+        yield seen
+
+
 def run_view(run: Run, have: Have) -> dict[str, Any]:
     """Return what a page lacks of a run."""
     known = have if have.get("run") == run.id else {}
     history = run.history
-    state, data, last = run.state, history.data, history.last
+    live, state, data, last = run.is_live, run.state, history.data, history.last  # live first: if it is false, the rest is final
     samples = list(history.samples)
     complete = last.get("complete", {})
     unit = words.UNITS[run.config.tokenizer]
     validated = last.get("eval", {})
-    if run.is_live:
+    if live:
         latest = samples[-1]["text"] if samples else ""
-        story = words.milestone(validated["val_loss"], data, latest, unit) if validated else words.coverage(data)
+        story = words.milestone(validated["val_loss"], data, latest, unit) if validated else words.coverage(data, unit)
     else:
         story = words.verdict(state, complete, data, unit, run.error, run.config.learning_rate)
     step, most = run.step, run.max_steps
@@ -48,13 +63,14 @@ def run_view(run: Run, have: Have) -> dict[str, Any]:
     left = elapsed / step * (most - step) if step and state == "training" else None
     return {
         "run": run.id,
-        "live": run.is_live,
+        "live": live,
         "state": state,
         "step": step,
         "max_steps": most,
-        "status": words.status(state, run.message, step, most, left),
+        "status": words.status(state, run.message, step, most, left) + (f" · {run.note}" if run.note else ""),
         "numbers": words.numbers(last, data, unit),
         "story": story,
+        "empty": not live and not complete,
         "share": min(step / max(most, 1), 1.0),
         "lines": {"uniform": data.get("uniform_loss"), "unigram": data.get("unigram_loss")},
         "best": best_point(run),
@@ -70,15 +86,17 @@ def best_point(run: Run) -> tuple[int, float] | None:
     best = last.get("complete") if last.get("complete", {}).get("best_val_loss") is not None else last.get("eval")
     if not best:
         return None
-    curve = run.history.since({})["val"]
-    drawn = dict(zip(curve["x"], curve["y"], strict=True))
-    return best["best_step"], drawn.get(best["best_step"]) or best["best_val_loss"]
+    return best["best_step"], run.history.point("val", best["best_step"]) or best["best_val_loss"]
 
 
 def _samples(samples: list[dict[str, Any]], known: Have) -> dict[str, Any]:
-    count = known.get("samples", 0)
-    first = count if isinstance(count, int) and 0 <= count <= len(samples) else 0
+    first = _first(known.get("samples"), len(samples))
     return {"first": first, "samples": [_shown(sample) for sample in samples[first:]]}
+
+
+def _first(count: object, length: int) -> int:
+    """Return where to start for a reader who says that it has `count` of `length` things; 0 if that cannot be."""
+    return count if type(count) is int and 0 <= count <= length else 0
 
 
 def _shown(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +107,7 @@ def _counts(known: Have) -> dict[str, tuple[int, int]]:
     """Read a page's counts, of which nothing is trusted."""
     series = known.get("series")
     pairs = series.items() if isinstance(series, dict) else ()
-    return {name: (pair[0], pair[1]) for name, pair in pairs if isinstance(pair, list) and len(pair) == 2 and all(isinstance(n, int) for n in pair)}
+    return {name: (pair[0], pair[1]) for name, pair in pairs if isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)}
 
 
 def _wanted(have: Have, series: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +155,8 @@ def example_view(have: Have) -> dict[str, Any]:
     }
     series = {}
     for name, (x, y) in curves(stored.get("series")).items():
-        first = counts.get(name, (0, 0))[1]
+        epoch, count = counts.get(name, (-1, 0))
+        first = _first(count, len(x)) if epoch == 0 else 0
         series[name] = {"e": 0, "i": first, "x": x[first:], "y": y[first:]}
     last = complete["step"]
     return {
@@ -148,7 +167,7 @@ def example_view(have: Have) -> dict[str, Any]:
         "max_steps": last,
         "status": "an example, trained before you came · press Train it to make your own" if stored else "no run yet · press Train it",
         "numbers": words.numbers({"eval": {**complete, "val_loss": stored.get("val_loss")}}, data, unit) if stored else "",
-        "story": words.verdict("finished", complete, data, unit).replace("Done", "This one was done") if stored else "",
+        "story": words.verdict("example", complete, data, unit) if stored else "",
         "share": 0.0,
         "lines": {"uniform": data.get("uniform_loss"), "unigram": data.get("unigram_loss")},
         "best": [complete["best_step"], complete["best_val_loss"]] if complete["best_val_loss"] is not None else None,
@@ -168,8 +187,8 @@ def server_functions(manager: RunManager) -> list[Callable[..., str]]:
     def log_table(_: object = None) -> str:
         """Return the last rows of the latest run's log as an HTML table, newest first."""
         if manager.latest is None:
-            return "<p>No run yet: the log of your run will stand here.</p>"
-        rows = manager.latest.history.to_frame().tail(LOG_ROWS).iloc[::-1]
+            return "<p>No run yet: the log of your run will appear here.</p>"
+        rows = manager.latest.history.to_frame(LOG_ROWS).iloc[::-1]
         return rows.rename(columns=HEADERS).to_html(index=False, border=0, na_rep="", float_format=words.figure, classes="log")
 
     def csv(_: object = None) -> str:

@@ -15,10 +15,20 @@ NAMES = [*fields("model"), *fields("training")]
 OPTIONAL = ("max_epochs",)
 
 
+class Slider(gr.Slider):
+    """A slider that passes on what it gets: the config judges it, in its own sentence, also beyond the slider's range."""
+
+    is_template = True  # gradio: drawn in the page as its parent is
+
+    def preprocess(self, payload: float) -> float:
+        """Return the value as the page sent it."""
+        return payload
+
+
 def control(name: str) -> gr.components.Component:
     """Make the control of one setting: choices as radio buttons, slider ranges as sliders, everything else as a number field.
 
-    Number fields carry no limits of their own, so that a wrong value is refused with the config's sentence.
+    No control has limits of its own, so that a wrong value is refused with the config's sentence.
     """
     field = TransformerConfig.model_fields[name]
     value = PRESETS["quick"].config().model_dump()[name]
@@ -26,7 +36,7 @@ def control(name: str) -> gr.components.Component:
     if field.annotation not in (int, float) and name not in OPTIONAL:
         return gr.Radio(list(get_args(field.annotation)), **common)
     if slider := extra(field)["slider"]:
-        return gr.Slider(slider[0], slider[1], step=slider[2], **common)
+        return Slider(slider[0], slider[1], step=slider[2], **common)
     return gr.Number(**common)
 
 
@@ -51,10 +61,10 @@ def checked(preset: str, settings: Mapping[str, Any]) -> TransformerConfig:
     Raises:
         ConfigError: with every problem, one sentence a line.
     """
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise ConfigError(f"preset is {str(preset)[:40]!r}; it must be one of {', '.join(PRESETS)}: try quick")
     if foreign := [str(name)[:40] for name in settings if name not in NAMES]:
-        raise ConfigError(f"{foreign[0]} is not a setting; the settings are {', '.join(NAMES)}")
+        raise ConfigError(f"{', '.join(foreign[:5])}: no such setting; the settings are {', '.join(NAMES)}")
     return parse_config({**PRESETS[preset].settings, **settings})
 
 

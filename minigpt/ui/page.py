@@ -5,7 +5,6 @@ import logging
 import os
 import shutil
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -62,8 +61,10 @@ def build(manager: RunManager) -> gr.Blocks:
             """Open the newest checkpoint in the Checkpoint tab."""
             return [gr.Tabs(selected="checkpoint"), checkpoint_tab.listed(manager), *checkpoint_tab.open_newest(manager)]
 
-        for button in (train.look_inside, train.write_with):
-            button.click(show_latest, None, [tabs, look.listing, *look.details], show_progress="hidden", api_visibility="private")
+        opened = [tabs, look.listing, *look.details]
+        train.look_inside.click(show_latest, None, opened, show_progress="hidden", api_visibility="private")
+        writing = train.write_with.click(show_latest, None, opened, show_progress="hidden", api_visibility="private")
+        writing.then(None, js="() => setTimeout(() => document.querySelector('#prompt textarea')?.focus(), 100)", api_visibility="private")
         api.expose(manager)
     return demo
 
@@ -82,7 +83,7 @@ def serve(demo: gr.Blocks, manager: RunManager) -> None:
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # without a network it warns at length of what `corpus` tells in one line
     manager.prepare()
     sweep_uploads()
-    leave = threading.Event()
+    asked: list[bool] = []  # not an Event: a signal's handler may interrupt the very wait whose lock it would need
     demo.queue(max_size=32)
     demo.launch(
         theme=theme(),
@@ -97,9 +98,9 @@ def serve(demo: gr.Blocks, manager: RunManager) -> None:
         share=False,
         prevent_thread_lock=True,
     )
-    system.on_termination(leave.set)
-    while not leave.wait(0.5):  # a wait without end would not let Ctrl-C through on Windows
-        pass
+    system.on_termination(lambda: asked.append(True))
+    while not asked:
+        time.sleep(0.2)
     manager.shutdown()
     sys.stdout.flush()
     os._exit(0)  # demo.close() would wait five seconds for open pages

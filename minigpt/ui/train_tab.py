@@ -21,8 +21,12 @@ log = logging.getLogger(__name__)
 SHAKESPEARE, OWN = "Shakespeare", "my own text"
 FIRST_SECONDS, FIRST_PAUSE_S, PAUSE_S, FALLBACK_PAUSE_S = 3.0, 0.15, 0.5, 1.0
 FALLBACK_POINTS = 500
-# Told by the page at the click: without plotly's global the script cannot append points, and whole figures must be sent instead.
-TELL_PLOTLY = "(...values) => [...values.slice(0, -1), Boolean(window.Plotly)]"
+# Told by the page at the click: without plotly's global the script cannot append points, and whole figures must be sent instead. It arrives a
+# second or two after the page, so an early click waits for it.
+TELL_PLOTLY = """async (...values) => {
+    for (let tries = 0; tries < 20 && !window.Plotly; tries++) await new Promise(done => setTimeout(done, 100));
+    return [...values.slice(0, -1), Boolean(window.Plotly)];
+}"""
 
 
 @dataclass
@@ -59,7 +63,7 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
                 write_with = gr.Button("Write with it", size="sm", elem_id="write-with")
             loss = gr.Plot(charts.as_plot(_first_figure(start_view)), show_label=False, elem_id="loss")
             with gr.Accordion("Learning rate, gradient, speed", open=False, elem_id="more"):
-                gr.Plot(charts.as_plot(charts.details_figure({})), show_label=False, elem_id="details")
+                details = gr.Plot(charts.as_plot(charts.details_figure({})), show_label=False, elem_id="details")
             with gr.Accordion("Log table, CSV", open=False, elem_id="log-part"):
                 gr.HTML('<div class="rows"></div><button id="csv" type="button">Download all rows as CSV</button>', elem_id="log")
     has_plotly = gr.Checkbox(True, visible=False)
@@ -79,7 +83,7 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
     train.click(
         _starter(manager),
         [source, text, file, preset, *controls, has_plotly],
-        [loss, feed_component],
+        [loss, details, feed_component],
         js=TELL_PLOTLY,
         concurrency_limit=8,
         show_progress="hidden",
@@ -172,14 +176,14 @@ def refusal(error: MiniGPTError) -> gr.Error:
 
 
 def _starter(manager: RunManager) -> Any:
-    def start(source: str, text: str, file: bytes | None, preset: str, *rest: Any) -> Iterator[tuple[Any, Any]]:
+    def start(source: str, text: str, file: bytes | None, preset: str, *rest: Any) -> Iterator[tuple[Any, ...]]:
         """Start a run, or watch the one that is live, and yield the trainer's updates until it ends."""
         *values, has_plotly = rest
         try:
             config = form.read(preset, values)
             run = manager.start(config, preset=preset, text=own_text(source, text, file))
         except RunBusy as busy:
-            gr.Info(html.escape(str(busy)))
+            gr.Info(html.escape(f"{busy}. You are watching it."))
             run = busy.run
         except MiniGPTError as error:
             raise refusal(error) from None
@@ -188,22 +192,26 @@ def _starter(manager: RunManager) -> Any:
     return start
 
 
-def watch(run: Run, *, whole_figures: bool = False) -> Iterator[tuple[Any, Any]]:
-    """Yield (figure, feed) for a run until it has ended: the figure first and last, only what is new in between.
+def watch(run: Run, *, whole_figures: bool = False) -> Iterator[tuple[Any, ...]]:
+    """Yield (loss figure, details figure, feed) for a run until it has ended: the loss first and last, in between only what is new.
 
-    With `whole_figures` the figure comes each second, thinned, for a page whose script has no plotly.
+    With `whole_figures` both figures come each second, thinned, for a page whose script has no plotly.
     """
-    have = feed.run_view(run, {})
-    yield charts.as_plot(figure_of(run)), feed.as_value(have)
-    began, drawn = time.monotonic(), time.monotonic()
-    while run.is_live:
-        run.ended.wait(FIRST_PAUSE_S if time.monotonic() - began < FIRST_SECONDS else PAUSE_S)
-        have = feed.run_view(run, feed.after(have))
-        due = whole_figures and time.monotonic() - drawn >= FALLBACK_PAUSE_S
-        drawn = time.monotonic() if due else drawn
-        yield charts.as_plot(figure_of(run, FALLBACK_POINTS)) if due else gr.skip(), feed.as_value(have)
-    have = feed.run_view(run, feed.after(have))
-    yield charts.as_plot(figure_of(run)), feed.as_value(have)
+    began = drawn = time.monotonic()
+
+    def pause() -> float:
+        return FIRST_PAUSE_S if time.monotonic() - began < FIRST_SECONDS else PAUSE_S
+
+    for count, seen in enumerate(feed.follow(run, pause)):
+        value = feed.as_value(seen)
+        if whole_figures and (time.monotonic() - drawn >= FALLBACK_PAUSE_S or not seen["live"]):
+            drawn = time.monotonic()
+            details = charts.details_figure(charts.thin(charts.curves_of(run.history), FALLBACK_POINTS))
+            yield charts.as_plot(figure_of(run, FALLBACK_POINTS)), charts.as_plot(details), value
+        elif count == 0 or not seen["live"]:
+            yield charts.as_plot(figure_of(run)), gr.skip(), value
+        else:
+            yield gr.skip(), gr.skip(), value
 
 
 def figure_of(run: Run, most: int | None = None) -> Any:

@@ -29,10 +29,14 @@ def choices(loss: float) -> str:
     return f"{count:,.0f}" if count >= 10 else f"{count:.1f}"
 
 
-def milestone(loss: float, data: Mapping[str, Any], sample: str, unit: str) -> str:
+def milestone(loss: float | None, data: Mapping[str, Any], sample: str, unit: str) -> str:  # noqa: PLR0911  a ladder reads best as one
     """Say in one sentence what a model with this validation loss knows, measured against what needs no learning."""
+    if loss is None:
+        return "The validation loss is not a number any more."
     uniform, unigram = data.get("uniform_loss", math.inf), data.get("unigram_loss", math.inf)
     known = f"It chooses among about {choices(loss)} {unit}, surprise {loss:.2f}."
+    if loss > uniform + 0.15:
+        return f"It is worse than guessing at random, surprise {loss:.1f}: the learning rate may be too high."
     if loss > uniform - 0.15:
         count = data.get("vocab_size", 0)
         return f"It is guessing at random: surprise {loss:.1f} = ln {count:,}, every one of {count:,} {unit} equally likely."
@@ -77,7 +81,7 @@ def verdict(state: str, complete: Mapping[str, Any], data: Mapping[str, Any], un
         return f"Stopped early after {took}: the validation loss no longer fell. {learned}"
     if state == "stopped":
         return f"Stopped after {took} and saved. {learned}"
-    return f"Done in {took}. {learned}"
+    return f"{'This one was done' if state == 'example' else 'Done'} in {took}. {learned}"
 
 
 def checkpoint_verdict(step: int | None, val_loss: float | None, metadata: Mapping[str, Any]) -> str:
@@ -115,12 +119,12 @@ def numbers(last: Mapping[str, Mapping[str, Any]], data: Mapping[str, Any], unit
     return " · ".join(parts)
 
 
-def coverage(data: Mapping[str, Any]) -> str:
+def coverage(data: Mapping[str, Any], unit: str) -> str:
     """Say what was read."""
     if not data:
         return ""
-    others = f"{100 * data['unknown_share']:.0f} % of the text is others"
-    return f"Read {data['characters']:,} characters of {data['corpus']}: {data['vocab_size']:,} tokens known, {others}."
+    others = f"{100 * data['unknown_share']:.0f} % of the text is other {unit}"
+    return f"Read {data['characters']:,} characters of {data['corpus']}: {data['vocab_size']:,} {unit} known; {others}."
 
 
 def tag(sample: Mapping[str, Any]) -> str:

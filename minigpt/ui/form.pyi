@@ -1,0 +1,92 @@
+"""The settings form, made from the config's declarations: one control a field, and the way back from controls to checked settings."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import gradio as gr
+
+from minigpt.config import TransformerConfig, extra, fields, parameter_count, parse_config
+from minigpt.errors import ConfigError
+from minigpt.presets import PRESETS, expected_seconds
+from minigpt.ui.words import duration
+
+NAMES = [*fields("model"), *fields("training")]
+OPTIONAL = ("max_epochs",)
+
+from gradio.events import Dependency
+
+class Slider(gr.Slider):
+    """A slider that passes on what it gets: the config judges it, in its own sentence, also beyond the slider's range."""
+
+    is_template = True  # gradio: drawn in the page as its parent is
+
+    def preprocess(self, payload: float) -> float:
+        """Return the value as the page sent it."""
+        return payload
+    from typing import Callable, Literal, Sequence, Any, TYPE_CHECKING
+    from gradio.blocks import Block
+    if TYPE_CHECKING:
+        from gradio.components import Timer
+        from gradio.components.base import Component
+
+def control(name: str) -> gr.components.Component:
+    """Make the control of one setting: choices as radio buttons, slider ranges as sliders, everything else as a number field.
+
+    No control has limits of its own, so that a wrong value is refused with the config's sentence.
+    """
+    field = TransformerConfig.model_fields[name]
+    value = PRESETS["quick"].config().model_dump()[name]
+    common: dict[str, Any] = {"value": value, "label": field.title, "info": field.description, "elem_id": f"setting-{name}", "interactive": True}
+    if field.annotation not in (int, float) and name not in OPTIONAL:
+        return gr.Radio(list(get_args(field.annotation)), **common)
+    if slider := extra(field)["slider"]:
+        return Slider(slider[0], slider[1], step=slider[2], **common)
+    return gr.Number(**common)
+
+def preset_values(preset: str) -> list[Any]:
+    """Return the controls' values for a preset, in the order of `NAMES`."""
+    values = PRESETS[preset].config().model_dump()
+    return [values[name] for name in NAMES]
+
+def read(preset: str, values: Sequence[Any]) -> TransformerConfig:
+    """Turn the controls' values into checked settings.
+
+    Raises:
+        ConfigError: with every problem, one sentence a line.
+    """
+    return checked(preset, dict(zip(NAMES, values, strict=True)))
+
+def checked(preset: str, settings: Mapping[str, Any]) -> TransformerConfig:
+    """Turn a preset and some settings by name into checked ones; only what stands on the form may be set.
+
+    Raises:
+        ConfigError: with every problem, one sentence a line.
+    """
+    if not isinstance(preset, str) or preset not in PRESETS:
+        raise ConfigError(f"preset is {str(preset)[:40]!r}; it must be one of {', '.join(PRESETS)}: try quick")
+    if foreign := [str(name)[:40] for name in settings if name not in NAMES]:
+        raise ConfigError(f"{', '.join(foreign[:5])}: no such setting; the settings are {', '.join(NAMES)}")
+    return parse_config({**PRESETS[preset].settings, **settings})
+
+def differing(preset: str, config: TransformerConfig) -> dict[str, Any]:
+    """Return the settings in which `config` differs from a preset."""
+    base, now = PRESETS[preset].config().model_dump(), config.model_dump()
+    return {name: now[name] for name in NAMES if now[name] != base[name]}
+
+def summary(preset: str, config: TransformerConfig) -> str:
+    """Say under the button what this run will cost and how it differs from its preset."""
+    size = parameter_count(config)
+    line = f"{size / 1000:,.0f} k parameters · about {duration(expected_seconds(preset, config))} · {PRESETS[preset].sentence}"
+    if changed := differing(preset, config):
+        line += f" · {len(changed)} setting{'s differ' if len(changed) > 1 else ' differs'} from {PRESETS[preset].label}: {', '.join(changed)}"
+    return line
+
+def command(preset: str, config: TransformerConfig) -> str:
+    """Return the command line that starts this very run."""
+    flags = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in differing(preset, config).items()]
+    return " ".join(["python -m minigpt train", f"--preset {preset}", *flags])
+
+def label(preset: str) -> str:
+    """Return a preset's name on the page with its expected time."""
+    return f"{PRESETS[preset].label} · {duration(PRESETS[preset].seconds)}"
