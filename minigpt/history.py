@@ -94,6 +94,7 @@ class History:
         self.bad_lines = 0
         self._columns = {name: array("d") for name in COLUMNS}
         self._average = self._weight = 0.0
+        self._first = self._latest = (0, 0.0)  # step and seconds of the first and the latest log event
 
     def append(self, event: AnyEvent) -> None:
         """Take in one event; kinds that are not known are ignored."""
@@ -117,6 +118,8 @@ class History:
         return event.get("type") == "complete" and event.get("val_loss") is not None and event["step"] not in self.series["val"].x[-1:]
 
     def _log(self, event: AnyEvent) -> None:
+        self._latest = (event["step"], event.get("elapsed") or 0.0)
+        self._first = self._first if self._first[0] else self._latest
         for name, key in SERIES.items():
             if (value := event.get(key)) is not None or name == "train":
                 self.series[name].add(event["step"], value)
@@ -135,6 +138,15 @@ class History:
         for name, column in self._columns.items():
             value = event.get(name)
             column.append(math.nan if value is None else value)
+
+    def seconds_left(self, max_steps: int) -> float | None:
+        """Estimate the seconds to `max_steps` from the pace between the first and the latest log event; None before there are two."""
+        with self._lock:
+            logged = [(step, elapsed) for step, elapsed in (self._first, self._latest) if step]
+        if len(logged) < 2 or logged[0][0] == logged[1][0]:
+            return None
+        (first, began), (latest, now) = logged
+        return (now - began) / (latest - first) * max(max_steps - latest, 0)
 
     @property
     def smoothed_loss(self) -> float | None:

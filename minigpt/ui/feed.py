@@ -59,8 +59,7 @@ def run_view(run: Run, have: Have) -> dict[str, Any]:
     else:
         story = words.verdict(state, complete, data, unit, run.error, run.config.learning_rate)
     step, most = run.step, run.max_steps
-    elapsed = last.get("log", validated).get("elapsed", 0.0)
-    left = elapsed / step * (most - step) if step and state == "training" else None
+    left = history.seconds_left(most) if state == "training" else None
     return {
         "run": run.id,
         "live": live,

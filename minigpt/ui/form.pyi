@@ -26,6 +26,7 @@ class Slider(gr.Slider):
         return payload
     from typing import Callable, Literal, Sequence, Any, TYPE_CHECKING
     from gradio.blocks import Block
+
     if TYPE_CHECKING:
         from gradio.components import Timer
         from gradio.components.base import Component
