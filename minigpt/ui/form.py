@@ -15,16 +15,6 @@ NAMES = [*fields("model"), *fields("training")]
 OPTIONAL = ("max_epochs",)
 
 
-class Slider(gr.Slider):
-    """A slider that passes on what it gets: the config judges it, in its own sentence, also beyond the slider's range."""
-
-    is_template = True  # gradio: drawn in the page as its parent is
-
-    def preprocess(self, payload: float) -> float:
-        """Return the value as the page sent it."""
-        return payload
-
-
 def control(name: str) -> gr.components.Component:
     """Make the control of one setting: choices as radio buttons, slider ranges as sliders, everything else as a number field.
 
@@ -36,7 +26,11 @@ def control(name: str) -> gr.components.Component:
     if field.annotation not in (int, float) and name not in OPTIONAL:
         return gr.Radio(list(get_args(field.annotation)), **common)
     if slider := extra(field)["slider"]:
-        return Slider(slider[0], slider[1], step=slider[2], **common)
+        component = gr.Slider(slider[0], slider[1], step=slider[2], **common)
+        # The config judges the value, in its own sentence and beyond the slider's range. Set on the object: gradio writes a stub file beside
+        # each module that subclasses a component.
+        setattr(component, "preprocess", lambda payload: payload)  # noqa: B010
+        return component
     return gr.Number(**common)
 
 
