@@ -193,6 +193,7 @@ def _quiet_log() -> None:
     handler.setLevel(logging.WARNING)
     handler.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], OSError | MiniGPTError)))
     logging.basicConfig(format="%(message)s", handlers=[handler])
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # without a network the built-in text steps in, and the summary says so
 
 
 def _close(run: "Run", weights: Path | None) -> int:

@@ -198,6 +198,17 @@ class Text:
         }
 
 
+def check_text(text: str, config: TransformerConfig) -> None:
+    """Raise if `text` cannot be trained on with these settings.
+
+    Raises:
+        DataError: it is too short; the message has a number that would work.
+    """
+    tokenizer = TOKENIZERS[config.tokenizer]()
+    tokenizer.build_vocab(text, config.vocab_size)
+    create_datasets(text, tokenizer, config.max_seq_len)
+
+
 def prepare_text(config: TransformerConfig, emit: Callback, stop: threading.Event) -> Text:
     """Read the text that `config` names, learn its vocabulary and plan the run; `config.vocab_size` becomes the real one.
 

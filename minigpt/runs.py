@@ -21,6 +21,7 @@ from typing import Any, Literal
 from minigpt import system
 from minigpt.config import TransformerConfig
 from minigpt.corpus import load_corpus
+from minigpt.data import check_text
 from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError, RunStopped
 from minigpt.events import AnyEvent, Callback, Event, StopSignal
 from minigpt.header import our_metadata, read_header
@@ -34,6 +35,7 @@ State = Literal["preparing", "training", "stopping", "finished", "stopped", "div
 LIVE: tuple[State, ...] = ("preparing", "training", "stopping")
 ENDINGS: dict[str, State] = {"finished": "finished", "early": "finished", "stopped": "stopped", "diverged": "diverged"}
 OWN_FILES = ("config.json", "state.json", "metrics.jsonl", "own text.txt")  # what a run writes beside its checkpoints
+SHORT_TEXT = 100_000  # characters, up to which a text is tried before the run is made: it may be too short for the settings
 MAX_TEXT = 20_000_000  # characters of a text given by a person on the page
 
 
@@ -208,6 +210,8 @@ class RunManager:
             raise DataError("the text is empty; paste at least a page of text, or choose Shakespeare")
         if text is not None and len(text) > MAX_TEXT:
             raise DataError(f"the text has {len(text):,} characters; at most {MAX_TEXT:,} can be read: use a part of it")
+        if text is not None and len(text) < SHORT_TEXT:
+            check_text(text, config)
         slug = re.sub(r"[^a-z0-9]+", "-", preset.lower())[:20] or "run"
         chosen = "checkpoint_dir" in config.model_fields_set
         folder = Path(config.checkpoint_dir) if chosen else self.home / f"{time.strftime('%Y%m%d-%H%M%S')}-{slug}-{secrets.token_hex(2)}"

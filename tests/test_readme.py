@@ -34,10 +34,10 @@ def tables() -> str:
         default = "none" if field.default is None else f"`{field.default}`" if field.default != "" else "empty"
         meaning = re.sub(r" \([^()]* to [^()]*\)$", "", field.description or "").replace("|", "\\|")
         lines.append(f"| `--{name.replace('_', '-')}` | {default} | {legal} | {meaning} |")
-    lines += ["", "| preset | what | differs from `classic` in |", "|---|---|---|"]
+    lines += ["", "| preset | on the page | what | differs from `classic` in |", "|---|---|---|---|"]
     for name, preset in PRESETS.items():
         changes = ", ".join(f"{key} {value}" for key, value in preset.settings.items()) or "nothing"
-        lines.append(f"| `{name}`{' (default)' if name == DEFAULT_PRESET else ''} | {preset.sentence} | {changes} |")
+        lines.append(f"| `{name}`{' (default)' if name == DEFAULT_PRESET else ''} | {preset.label} | {preset.sentence} | {changes} |")
     return "\n".join(lines)
 
 

@@ -15,7 +15,7 @@ import gradio as gr
 import pandas as pd
 
 from minigpt.checkpoint import Checkpoint, read_checkpoint
-from minigpt.config import TransformerConfig
+from minigpt.config import UNK, TransformerConfig
 from minigpt.errors import CheckpointError
 from minigpt.generate import usual_prompt, write
 from minigpt.header import clean
@@ -195,7 +195,7 @@ def shown_details(chosen: str, path: Path) -> list[Any]:
     figure = charts.loss_figure(drawn, lines, star, max(step or 1, 1))
     return [
         chosen,
-        _verdict(report, remark),
+        _verdict(report, remark, "your upload" if chosen == UPLOADED else chosen),
         gr.Column(visible=True),
         _settings(report.config),
         gr.Plot(charts.as_plot(figure), visible=bool(drawn)),
@@ -217,10 +217,10 @@ def _first_text(checkpoint: Checkpoint, prompt: str) -> str:
     return text
 
 
-def _verdict(report: Report, remark: str) -> str:
+def _verdict(report: Report, remark: str, name: str) -> str:
     loss = report.val_loss if report.val_loss is not None else report.best_val_loss
     verdict = words.checkpoint_verdict(report.step, loss, report.metadata)
-    small = f"made by {report.made_by} · {report.parameters:,} parameters · {report.size_bytes / 1e6:.2f} MB"
+    small = f"{name} · made by {report.made_by} · {report.parameters:,} parameters · {report.size_bytes / 1e6:.2f} MB"
     remarks = [*report.warnings, *report.notes, *([remark] if remark else [])]
     rows = "".join(f"<li>{html.escape(clean(line, 300))}</li>" for line in remarks)
     return f'<p class="line">{html.escape(verdict)}</p><p class="small">{html.escape(small)}</p>' + (f'<ul class="small">{rows}</ul>' if rows else "")
@@ -284,6 +284,9 @@ def _writer(manager: RunManager) -> Any:
             sentence = f"the file cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
             raise gr.Error(html.escape(sentence), title="Cannot write", print_exception=False) from None
         assert checkpoint.tokenizer is not None
+        ids = checkpoint.tokenizer.encode((prompt or "")[:2000])
+        if unknown := ids.count(UNK):
+            gr.Info(f"{unknown} of the prompt's {len(ids)} tokens are not in this model's vocabulary; it reads them as <unk>.".replace("<", "&lt;"))
         start = (prompt or "")[:2000] or usual_prompt(checkpoint.tokenizer)
         text = write(checkpoint.model, checkpoint.tokenizer, start, int(length or 80), temperature=float(temperature or 0.0), seed=int(seed or 0))
         for count, grown in enumerate(text, start=1):

@@ -99,6 +99,7 @@ function apply(next) {  // returns false if something is missing that a poll mus
   view = next;
   if (view.run !== run) {
     run = view.run; counts = {}; marks = ''; samples = []; follow = true;
+    ['#before', '#after', '#before-tag', '#after-tag'].forEach(place => put(place, '…'));
     for (const id in CHARTS) { const node = chart(id); if (node) Plotly.restyle(node, { x: CHARTS[id].map(() => []), y: CHARTS[id].map(() => []) }, CHARTS[id].map((_, i) => i)); }
   }
   const complete = view.first <= samples.length;
@@ -124,7 +125,7 @@ async function pull() {
     if (!apply(JSON.parse(await Promise.race([server.poll(have), late])))) counts = {};
     misses = 0;
   } catch (error) {
-    if (++misses > 1) put('#status .state', 'connection lost, trying again; the run itself goes on');
+    if (++misses > 1) put('#status .state', 'connection lost, trying again; as long as the program runs, so does the training');
   } finally { busy = false; pulled = performance.now(); }
 }
 
@@ -160,6 +161,7 @@ document.addEventListener('click', async event => {
     said = '';
     if (innerWidth < 900) one('#status')?.scrollIntoView({ behavior: 'smooth' });
   }
+  if (event.target.closest('#stop')) { button('stopping'); put('#stop', 'Stopping…'); put('#status .state', 'stopping…'); }
   if (event.target.closest('#csv')) {
     const link = Object.assign(document.createElement('a'), { download: `minigpt-${run}.csv`, href: URL.createObjectURL(new Blob([await server.csv()], { type: 'text/csv' })) });
     link.click(); URL.revokeObjectURL(link.href);

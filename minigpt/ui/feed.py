@@ -54,8 +54,11 @@ def run_view(run: Run, have: Have) -> dict[str, Any]:
     unit = words.UNITS[run.config.tokenizer]
     validated = last.get("eval", {})
     if live:
-        latest = samples[-1]["text"] if samples else ""
-        story = words.milestone(validated["val_loss"], data, latest, unit) if validated else words.coverage(data, unit)
+        val_loss = validated.get("val_loss")
+        loss = val_loss if history.smoothed_loss is None else history.smoothed_loss
+        texts = [sample["text"] for sample in samples]
+        worse = (val_loss or 0.0) - (validated.get("best_val_loss") or 0.0)
+        story = words.milestone(loss, worse, data, texts, unit) if validated else words.coverage(data, unit)
     else:
         story = words.verdict(state, complete, data, unit, run.error, run.config.learning_rate)
     step, most = run.step, run.max_steps

@@ -22,7 +22,10 @@ def control(name: str) -> gr.components.Component:
     """
     field = TransformerConfig.model_fields[name]
     value = PRESETS["quick"].config().model_dump()[name]
-    common: dict[str, Any] = {"value": value, "label": field.title, "info": field.description, "elem_id": f"setting-{name}", "interactive": True}
+    info = field.description
+    if name in OPTIONAL:  # the browser turns an empty number into 0
+        value, info = 0, f"{info} Here 0 means empty."
+    common: dict[str, Any] = {"value": value, "label": field.title, "info": info, "elem_id": f"setting-{name}", "interactive": True}
     if field.annotation not in (int, float) and name not in OPTIONAL:
         return gr.Radio(list(get_args(field.annotation)), **common)
     if slider := extra(field)["slider"]:
@@ -37,7 +40,7 @@ def control(name: str) -> gr.components.Component:
 def preset_values(preset: str) -> list[Any]:
     """Return the controls' values for a preset, in the order of `NAMES`."""
     values = PRESETS[preset].config().model_dump()
-    return [values[name] for name in NAMES]
+    return [0 if name in OPTIONAL and values[name] is None else values[name] for name in NAMES]
 
 
 def read(preset: str, values: Sequence[Any]) -> TransformerConfig:
@@ -46,7 +49,8 @@ def read(preset: str, values: Sequence[Any]) -> TransformerConfig:
     Raises:
         ConfigError: with every problem, one sentence a line.
     """
-    return checked(preset, dict(zip(NAMES, values, strict=True)))
+    settings = dict(zip(NAMES, values, strict=True))
+    return checked(preset, {name: None if name in OPTIONAL and type(value) is int and value == 0 else value for name, value in settings.items()})
 
 
 def checked(preset: str, settings: Mapping[str, Any]) -> TransformerConfig:

@@ -16,6 +16,8 @@ from minigpt.runs import RunManager
 from minigpt.ui import api, checkpoint_tab, train_tab
 from minigpt.ui.feed import server_functions
 
+log = logging.getLogger(__name__)
+
 HERE = Path(__file__).parent
 MAX_FILE = "64mb"
 UPLOAD_LIVES_S = 3600
@@ -80,6 +82,8 @@ def sweep_uploads() -> None:
 
 def serve(demo: gr.Blocks, manager: RunManager) -> None:
     """Serve the page until Ctrl-C or SIGTERM; then stop and save the run at work and leave with status 0."""
+    logging.basicConfig(format="%(message)s")
+    log.setLevel(logging.INFO)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # without a network it warns at length of what `corpus` tells in one line
     manager.prepare()
     sweep_uploads()
@@ -96,11 +100,15 @@ def serve(demo: gr.Blocks, manager: RunManager) -> None:
         show_error=False,
         footer_links=["api"],
         share=False,
+        quiet=True,
         prevent_thread_lock=True,
     )
+    log.info("MiniGPT is at %s; Ctrl-C ends it", demo.local_url)
     system.on_termination(lambda: asked.append(True))
     while not asked:
         time.sleep(0.2)
+    if manager.active is not None:
+        log.info("stopping and saving the run that is training")
     manager.shutdown()
     sys.stdout.flush()
     os._exit(0)  # demo.close() would wait five seconds for open pages

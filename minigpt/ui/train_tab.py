@@ -47,7 +47,7 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
                 text = gr.Textbox(
                     label="Paste a text", lines=5, max_lines=8, elem_id="own-text", placeholder="At least a page; the longer, the better."
                 )
-                file = gr.File(label="or drop a text file (UTF-8)", file_types=[".txt", ".md", "text"], type="binary", height=90, elem_id="own-file")
+                file = gr.File(label="or drop a text file (UTF-8); it goes before the box", type="binary", height=150, elem_id="own-file")
             choices = [(form.label(name), name) for name in PRESETS]
             preset = gr.Radio(choices, value=DEFAULT_PRESET, label="Run", elem_id="preset")
             train = gr.Button("Train it", variant="primary", size="lg", elem_id="train")
@@ -89,7 +89,7 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
         show_progress="hidden",
         api_visibility="private",
     )
-    stop.click(_stopper(manager), None, None, **quiet)
+    stop.click(_stopper(manager), None, None, api_name="page_stop", **quiet)
     return TrainTab(look_inside, write_with)
 
 

@@ -2,10 +2,12 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 SPEAKER = re.compile(r"^[A-Z][A-Z ]+:\n", re.MULTILINE)
+SPEAKERS = 2
+BY_HEART = 0.5  # nats that the validation loss has risen again, beyond which a text is being memorised
 UNITS = {"word": "words", "char": "characters"}
 
 
@@ -29,24 +31,32 @@ def choices(loss: float) -> str:
     return f"{count:,.0f}" if count >= 10 else f"{count:.1f}"
 
 
-def milestone(loss: float | None, data: Mapping[str, Any], sample: str, unit: str) -> str:  # noqa: PLR0911  a ladder reads best as one
-    """Say in one sentence what a model with this validation loss knows, measured against what needs no learning."""
+def milestone(loss: float | None, worse: float, data: Mapping[str, Any], samples: Sequence[str], unit: str) -> str:  # noqa: PLR0911
+    """Say in one sentence what a model knows by now, measured against what needs no learning; numbers stand elsewhere.
+
+    Args:
+        loss: of now, nats per token; None if it is not a number.
+        worse: how far the latest validation loss lies above the best one.
+        data: the run's data event.
+        samples: what the model has written so far.
+        unit: what a token is, in the plural.
+    """
+    uniform, unigram, size = data.get("uniform_loss", math.inf), data.get("unigram_loss", math.inf), data.get("vocab_size", 0)
     if loss is None:
-        return "The validation loss is not a number any more."
-    uniform, unigram = data.get("uniform_loss", math.inf), data.get("unigram_loss", math.inf)
-    known = f"It chooses among about {choices(loss)} {unit}, surprise {loss:.2f}."
+        return "The loss is not a number any more."
+    if worse > BY_HEART:
+        return "It is learning this text by heart: what it has read it knows far better than the part kept for validation. A longer text would help."
     if loss > uniform + 0.15:
-        return f"It is worse than guessing at random, surprise {loss:.1f}: the learning rate may be too high."
+        return "It is worse than guessing at random: the learning rate may be too high."
     if loss > uniform - 0.15:
-        count = data.get("vocab_size", 0)
-        return f"It is guessing at random: surprise {loss:.1f} = ln {count:,}, every one of {count:,} {unit} equally likely."
+        return f"It is guessing at random: surprise {uniform:.1f} = ln {size:,}, every one of {size:,} {unit} equally likely."
     if loss > unigram + 0.05:
-        return f"It is finding out which {unit} are common. {known}"
+        return f"It is finding out which {unit} are common."
     if loss > unigram - 0.35:
-        return f"It knows which {unit} are common, and little else. {known}"
-    if len(SPEAKER.findall(sample)) >= 2:
-        return f"It knows that a name in capitals is followed by a colon and a new line. {known}"
-    return f"It has learned which {unit} follow which. {known}"
+        return f"It knows which {unit} are common, and little else."
+    if any(len(SPEAKER.findall(sample)) >= SPEAKERS for sample in samples):
+        return "It knows that a name in capitals is followed by a colon and a new line."
+    return f"It has learned which {unit} follow which."
 
 
 def status(state: str, message: str, step: int, max_steps: int, seconds_left: float | None) -> str:
