@@ -215,9 +215,9 @@ class RunManager:
         slug = re.sub(r"[^a-z0-9]+", "-", preset.lower())[:20] or "run"
         chosen = "checkpoint_dir" in config.model_fields_set
         folder = Path(config.checkpoint_dir) if chosen else self.home / f"{time.strftime('%Y%m%d-%H%M%S')}-{slug}-{secrets.token_hex(2)}"
-        if chosen and ((folder / "config.json").exists() or list(folder.glob("*.safetensors"))):
-            raise ConfigError(f"checkpoint_dir {folder.name!r} holds a run already; its files would be replaced: choose a new folder")
         try:
+            if chosen and (list(folder.glob("*.safetensors")) or any((folder / name).exists() for name in OWN_FILES)):
+                raise ConfigError(f"checkpoint_dir {folder.name!r} holds a run already; its files would be replaced: choose a new folder")
             folder.mkdir(parents=True, exist_ok=chosen)
             config.checkpoint_dir = str(folder)
             if text is not None:

@@ -108,12 +108,12 @@ def test_its_commands_are_understood() -> None:
 
 
 def test_it_is_short_enough_to_be_read() -> None:
-    assert len(readme().splitlines()) <= 220
+    assert len(readme().splitlines()) <= 240
 
 
 @pytest.mark.slow
 def test_its_code_runs(tmp_path: Path) -> None:
-    (code,) = blocks("python")
+    code = next(block for block in blocks("python") if "minigpt.train" in block)
     program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr

@@ -18,7 +18,8 @@ from minigpt.ui import checkpoint_tab, feed, form, train_tab
 
 def refusal(error: Exception) -> gr.Error:
     """Turn an error into the API's answer, for programs: unlike on the page, nothing renders it."""
-    return gr.Error(str(error), print_exception=False)
+    sentence = f"the file cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+    return gr.Error(sentence, print_exception=False)
 
 
 class Api:

@@ -88,7 +88,9 @@ def best_point(run: Run) -> tuple[int, float] | None:
     best = last.get("complete") if last.get("complete", {}).get("best_val_loss") is not None else last.get("eval")
     if not best:
         return None
-    return best["best_step"], run.history.point("val", best["best_step"]) or best["best_val_loss"]
+    step = best.get("best_step", best["step"])
+    loss = run.history.point("val", step) or best["best_val_loss"]
+    return None if loss is None else (step, loss)
 
 
 def _samples(samples: list[dict[str, Any]], known: Have) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def checkpoint_verdict(step: int | None, val_loss: float | None, metadata: Mappi
 def numbers(last: Mapping[str, Mapping[str, Any]], data: Mapping[str, Any], unit: str) -> str:
     """Write the figures of the moment, each beside a word."""
     parts = []
-    if (log := last.get("log")) and log["loss"] is not None:
+    if (log := last.get("log")) and log["loss"] is not None and math.isfinite(log["loss"]):
         parts += [f"loss {log['loss']:.2f}", f"perplexity {choices(log['loss'])}"]
     validated = last.get("complete") if last.get("complete", {}).get("val_loss") is not None else last.get("eval")
     if validated and validated.get("val_loss") is not None:
