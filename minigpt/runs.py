@@ -144,9 +144,17 @@ class Run:
                 log.exception("run %s failed", self.id)
                 self._fail(f"the training broke off ({type(error).__name__}: {str(error)[:200]})")
         finally:
-            if not list(self.folder.glob("*.safetensors")):
-                self._leave_nothing()
-            self.ended.set()
+            self._end()
+
+    def fail(self, error: str) -> None:
+        """End a run that never began to work."""
+        self._fail(error)
+        self._end()
+
+    def _end(self) -> None:
+        if not list(self.folder.glob("*.safetensors")):
+            self._leave_nothing()
+        self.ended.set()
 
     def _leave_nothing(self) -> None:
         """Remove what a run wrote that never came to a model, so that its folder can be used again."""
@@ -203,7 +211,7 @@ class RunManager:
 
         Raises:
             ConfigError: settings that do not fit, or a folder that cannot be made.
-            DataError: an empty or too long text.
+            DataError: an empty, too short or too long text.
         """
         config.check()
         if text is not None and not text.strip():
@@ -244,9 +252,9 @@ class RunManager:
             run = self.latest = self.create(config, preset=preset, text=text)
             try:
                 threading.Thread(target=run.work, name=f"run-{run.id}", daemon=True).start()
-            except RuntimeError:  # no thread to be had: the run never lived
-                run.ended.set()
-                raise
+            except RuntimeError as error:
+                run.fail("this machine has no thread left to train on: close other programs and try again")
+                raise MiniGPTError(run.error) from error
             return run
 
     def shutdown(self, timeout_s: float = 5.0) -> None:

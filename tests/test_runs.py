@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from minigpt import runs, system
 from minigpt import train as trainer
 from minigpt.config import TransformerConfig
-from minigpt.errors import ConfigError, DataError
+from minigpt.errors import ConfigError, DataError, MiniGPTError
 from minigpt.events import Event
 from minigpt.header import our_metadata, read_header
 from minigpt.history import read_history, to_line
@@ -161,7 +161,7 @@ def test_a_run_for_which_there_is_no_thread_does_not_block_the_next(manager: Run
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="thread"):
+        with pytest.raises(MiniGPTError, match="thread"):
             manager.start(tiny(), preset="quick", text=tiny_text)
     assert manager.active is None
     assert manager.start(tiny(), preset="quick", text=tiny_text).ended.wait(LIMIT_S)
