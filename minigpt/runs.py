@@ -14,7 +14,6 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,11 +21,11 @@ from minigpt import system
 from minigpt.config import TransformerConfig
 from minigpt.corpus import load_corpus
 from minigpt.data import check_text
-from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError, RunStopped
+from minigpt.errors import ConfigError, DataError, MiniGPTError, RunStopped
 from minigpt.events import AnyEvent, Callback, Event, StopSignal
-from minigpt.header import our_metadata, read_header
 from minigpt.history import History, to_line
 from minigpt.optim import warm_up
+from minigpt.saved import SavedCheckpoint, describe
 from minigpt.train import train
 
 log = logging.getLogger(__name__)
@@ -170,24 +169,6 @@ class Run:
         self._enter("failed")
 
 
-@dataclass(frozen=True)
-class SavedCheckpoint:
-    """One line of the list of checkpoints, read from the file's header alone."""
-
-    run: str
-    kind: Literal["best", "last", "example"]
-    path: Path
-    step: int | None
-    val_loss: float | None
-    size_bytes: int
-    saved_at: float
-
-    @property
-    def id(self) -> str:
-        """What a page may send back to name this file; never a path."""
-        return f"{self.run}/{self.kind}"
-
-
 class RunManager:
     """All runs under one folder, of which at most one trains in this process at a time."""
 
@@ -298,26 +279,6 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:  # removed meanwhile
         return 0.0
-
-
-def describe(path: Path, run: str, kind: Literal["best", "last", "example"]) -> SavedCheckpoint | None:
-    """Read one file's line of the list, or None if there is no readable checkpoint of ours."""
-    try:
-        metadata = our_metadata(read_header(path))
-        status = path.stat()
-    except (OSError, CheckpointError):
-        return None
-    if metadata is None:
-        return None
-    return SavedCheckpoint(run, kind, path, _whole(metadata.get("step")), _real(metadata.get("val_loss")), status.st_size, status.st_mtime)
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _real(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _mark_interrupted(path: Path) -> None:

@@ -18,7 +18,7 @@ LAYERS = {  # from the lowest up; a module imports its own layer and those below
     "parts": ("tokenizer", "corpus", "data", "model", "loss", "optim", "device", "generate", "checkpoint", "header", "history"),
     "loop": ("train", "distributed"),
     "above": ("inspection", "export", "bench"),
-    "runs": ("runs",),
+    "runs": ("saved", "runs"),
     "faces": ("ui", "cli", "cli_flags", "progress", "__main__"),
 }
 RANK = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}

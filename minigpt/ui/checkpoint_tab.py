@@ -21,7 +21,8 @@ from minigpt.generate import usual_prompt, write
 from minigpt.header import clean
 from minigpt.history import curves
 from minigpt.inspection import Report, inspect_safely
-from minigpt.runs import RunManager, SavedCheckpoint, describe
+from minigpt.runs import RunManager
+from minigpt.saved import SavedCheckpoint, describe
 from minigpt.ui import charts, feed, words
 
 UPLOADED = "upload"

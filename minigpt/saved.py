@@ -1,0 +1,46 @@
+"""The list of saved checkpoints: one line a file, read from its header alone. Knows nothing of runs at work."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from minigpt.errors import CheckpointError
+from minigpt.header import our_metadata, read_header
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """One line of the list of checkpoints, read from the file's header alone."""
+
+    run: str
+    kind: Literal["best", "last", "example"]
+    path: Path
+    step: int | None
+    val_loss: float | None
+    size_bytes: int
+    saved_at: float
+
+    @property
+    def id(self) -> str:
+        """What a page may send back to name this file; never a path."""
+        return f"{self.run}/{self.kind}"
+
+
+def describe(path: Path, run: str, kind: Literal["best", "last", "example"]) -> SavedCheckpoint | None:
+    """Read one file's line of the list, or None if there is no readable checkpoint of ours."""
+    try:
+        metadata = our_metadata(read_header(path))
+        status = path.stat()
+    except (OSError, CheckpointError):
+        return None
+    if metadata is None:
+        return None
+    return SavedCheckpoint(run, kind, path, _whole(metadata.get("step")), _real(metadata.get("val_loss")), status.st_size, status.st_mtime)
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _real(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
