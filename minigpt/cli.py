@@ -69,6 +69,8 @@ def complain(text: str) -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    if any("\udc80" <= character <= "\udcff" for word in arguments for character in word):
+        raise ConfigError("an argument is not UTF-8; write it in UTF-8 and try again")
     commands = {"train": train_command, "inspect": inspect_command, "generate": generate_command}
     if not arguments:
         complain(HELP)

@@ -7,6 +7,7 @@ nothing of pages or words for people.
 import contextlib
 import json
 import logging
+import math
 import os
 import re
 import secrets
@@ -63,6 +64,7 @@ class Run:
         self.note = ""  # something that went wrong and that the run survived
         self.ended = threading.Event()
         self._state_lock = threading.Lock()
+        self._stop_asked_at = -math.inf
 
     @property
     def is_live(self) -> bool:
@@ -79,11 +81,16 @@ class Run:
         """The planned number of steps."""
         return int(self.history.last.get("eval", {}).get("max_steps", self.config.max_steps))
 
-    def ask_to_stop(self) -> None:
-        """Ask the run to stop; asked again while it stops, it skips the final evaluation."""
-        if self.is_live:
-            self.stop.ask()
-            self._enter("stopping")
+    def ask_to_stop(self, *, ignore_within_s: float = 0.0) -> None:
+        """Ask the run to stop; asked again while it stops, it skips the final evaluation.
+
+        A second request within `ignore_within_s` seconds of the first counts as the same: a double click means one thing.
+        """
+        if not self.is_live or time.monotonic() - self._stop_asked_at < ignore_within_s:
+            return
+        self._stop_asked_at = time.monotonic() if not self.stop.is_set() else self._stop_asked_at
+        self.stop.ask()
+        self._enter("stopping")
 
     def record(self, event: AnyEvent) -> None:
         """Write an event to the disk, then to memory: the trainer's callback, on the trainer's thread."""
@@ -110,6 +117,10 @@ class Run:
                 return
             self.state = state
             self.write_state()
+
+    def write_config(self) -> None:
+        """Write `config.json`, by which a folder is known as a run's."""
+        system.write_atomically(self.folder / "config.json", self.config.model_dump_json(indent=1).encode())
 
     def write_state(self) -> None:
         """Write `state.json`; what cannot be written is logged and lost, for the run matters more."""
@@ -153,6 +164,9 @@ class Run:
     def _end(self) -> None:
         if not list(self.folder.glob("*.safetensors")):
             self._leave_nothing()
+        elif not (self.folder / "config.json").exists():  # somebody removed the folder, and saving made it again
+            with contextlib.suppress(OSError):
+                self.write_config()
         self.ended.set()
 
     def _leave_nothing(self) -> None:
@@ -212,10 +226,10 @@ class RunManager:
             if text is not None:
                 system.write_atomically(folder / "own text.txt", text.encode("utf-8", "replace"))
                 config.data_path = str(folder / "own text.txt")
-            system.write_atomically(folder / "config.json", config.model_dump_json(indent=1).encode())
+            run = Run(folder, config, preset, disposable=not chosen)
+            run.write_config()
         except OSError as error:
             raise ConfigError(f"the run's folder cannot be made ({error.strerror}): set MINIGPT_HOME to a folder that can be written") from error
-        run = Run(folder, config, preset, disposable=not chosen)
         run.write_state()
         return run
 

@@ -77,6 +77,8 @@ class Api:
         """
         try:
             opened = checkpoint_tab.opened(self._manager, str(checkpoint), None)
+            if not isinstance(prompt, str):
+                raise ConfigError(f"prompt is {str(prompt)[:40]}; it must be text: leave it empty for the usual one")
             _check("max_tokens", max_tokens, int, 1, checkpoint_tab.MAX_NEW_TOKENS)
             _check("temperature", temperature, float, 0, 5)
             _check("seed", seed, int, 0, 2**32 - 1)

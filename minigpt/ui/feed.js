@@ -155,7 +155,7 @@ watch('value', () => {
 document.addEventListener('input', event => { if (event.target.id === 'age') show(Number(event.target.value), true); });
 document.addEventListener('click', async event => {
   if (event.target.closest('#train')) {  // at once, before the server has answered; a refused start is put right by the next poll
-    started = { run, until: performance.now() + 4000 }; eager = performance.now() + 5000;
+    started = { run, until: performance.now() + 2500 }; eager = performance.now() + 5000;
     button('starting'); put('#stop', 'Starting…');
     put('#status .state', 'starting…'); put('#status .story', '');
     said = '';

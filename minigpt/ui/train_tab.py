@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 SHAKESPEARE, OWN = "Shakespeare", "my own text"
 FIRST_SECONDS, FIRST_PAUSE_S, PAUSE_S, FALLBACK_PAUSE_S = 3.0, 0.15, 0.5, 1.0
 FALLBACK_POINTS = 500
+DOUBLE_CLICK_S = 1.0
 # Told by the page at the click: without plotly's global the script cannot append points, and whole figures must be sent instead. It arrives a
 # second or two after the page, so an early click waits for it.
 TELL_PLOTLY = """async (...values) => {
@@ -225,6 +226,6 @@ def _stopper(manager: RunManager) -> Any:
     def stop() -> None:
         """Set the stop event of the run at work; the run does the rest."""
         if (run := manager.active) is not None:
-            run.ask_to_stop()
+            run.ask_to_stop(ignore_within_s=DOUBLE_CLICK_S)
 
     return stop
