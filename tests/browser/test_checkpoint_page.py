@@ -1,0 +1,271 @@
+"""The Checkpoint tab in a real browser: what it tells of saved models, what they write, and how it meets other people's files."""
+
+import dataclasses
+import json
+import os
+import pickle
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT
+from playwright.sync_api import BrowserContext, Page, expect
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from browser.conftest import TINY, Faults, Server, VisitorFactory, arrive, open_part, paste_text, press_train, reload, trace, train_with, wait_state
+from minigpt.header import our_metadata, read_header
+
+EXAMPLE = ROOT / "assets" / "example.safetensors"
+MARKUP = "<img src=x onerror=window.ran=1>"
+STEP = f"step {our_metadata(read_header(EXAMPLE))['step']:,}"
+VAL = 2  # trace of the loss chart
+
+
+@pytest.fixture(scope="module")
+def run(shared_server: Server, short_text: str) -> str:
+    """Make a run and return its id."""
+    return str(list(shared_server.run({**TINY, "max_steps": 60, "log_interval": 1, "eval_interval": 20}, short_text))[-1]["run"])
+
+
+@pytest.fixture(scope="module")
+def opened_shelf(run: str, shared_server: Server, regular: BrowserContext) -> Iterator[tuple[Page, Faults]]:
+    faults: Faults = []
+    page = arrive(regular, shared_server, faults)
+    page.get_by_role("tab", name="Checkpoint").click()
+    expect(page.locator("#verdict .line")).to_contain_text("step")
+    yield page, faults
+    page.close()
+
+
+@pytest.fixture
+def shelf(opened_shelf: tuple[Page, Faults], run: str) -> Iterator[Page]:
+    """Return the page with the Checkpoint tab open and the example shown in it; all tests look at the same one."""
+    page, faults = opened_shelf
+    page.bring_to_front()
+    choose(page, run, "last")  # another row first: a click on the row that is chosen already is none
+    choose(page, "example", "example")
+    expect(page.locator("#verdict .line")).to_contain_text(STEP)
+    yield page
+    assert not faults
+
+
+def cells(page: Page, table: str) -> list[list[str]]:
+    """The texts of a table's rows."""
+    rows = page.locator(f"#{table} .virtual-row").all()
+    return [[cell.strip() for cell in row.get_by_role("gridcell").all_inner_texts()] for row in rows]
+
+
+def choose(page: Page, run: str, kind: str) -> None:
+    """Click a row of the list and wait until the file has been opened."""
+    row = page.locator("#checkpoints .virtual-row").filter(has_text=run).filter(has_text=kind)
+    with page.expect_response(lambda answer: "queue/join" in answer.url):
+        row.get_by_role("gridcell").nth(1).click()
+    expect(page.locator("#verdict").get_by_test_id("status-tracker")).to_have_class(re.compile(r"\bhide\b"))
+
+
+def drop(page: Page, *files: Path | dict[str, Any]) -> None:
+    """Upload a file, in the place of one that was uploaded before."""
+    clear = page.locator("#upload").get_by_label("Clear")
+    if clear.count():
+        clear.click()
+    page.locator("#upload input[type=file]").set_input_files(*files)
+
+
+def write(page: Page, server: Server, checkpoint: str, prompt: str, length: int, temperature: float, seed: int) -> str:
+    """Fill the writing part, press Write, and return the text, which must be the one that the API gives for the same checkpoint and values."""
+    for name, value in (("prompt", prompt), ("length", length), ("temperature", temperature), ("seed", seed)):
+        field = page.locator(f"#{name} textarea" if name == "prompt" else f"#{name} input[type=number]")
+        field.fill(str(value))
+        field.press("Tab")
+    page.locator("#write").click()
+    text = str(server.call("generate", checkpoint, prompt, length, temperature, seed))
+    expect(page.locator("#text textarea")).to_have_value(text)
+    return text
+
+
+@dataclasses.dataclass
+class TrainerConfig:
+    vocab_size: int = 40
+    d_model: int = 16
+    n_heads: int = 2
+    note: str = MARKUP
+
+
+@pytest.fixture
+def someone_elses_module() -> Iterator[Callable[[], Any]]:
+    """Return the class of a config that lives in a module which only its writer has."""
+    module = types.ModuleType("somebodys_trainer")
+    TrainerConfig.__module__, TrainerConfig.__qualname__ = module.__name__, "TrainerConfig"
+    module.TrainerConfig = TrainerConfig
+    sys.modules[module.__name__] = module
+    yield TrainerConfig
+    del sys.modules[module.__name__]
+
+
+class Command:
+    """Leaves a marker where it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return os.system, (f"touch {self.marker}",)
+
+
+def test_the_example_is_there_when_there_is_no_run(untouched: Server, visitor: VisitorFactory) -> None:
+    page = visitor(untouched)
+    page.get_by_role("tab", name="Checkpoint").click()
+    metadata = our_metadata(read_header(EXAMPLE))
+    expect(page.locator("#verdict .line")).to_contain_text(f"step {metadata['step']:,} · validation loss {metadata['val_loss']:.2f}")
+    assert [row[:3] for row in cells(page, "checkpoints")] == [["example", "example", f"{metadata['step']:,}"]]
+    prompt = page.locator("#prompt textarea").input_value()
+    assert prompt.endswith(":")
+    text = page.locator("#text textarea").input_value()
+    assert text.startswith(prompt)
+    assert len(text.split()) > 10
+
+
+def test_the_list_shows_a_runs_best_and_last_and_a_click_opens_one(shelf: Page, server: Server, run: str) -> None:
+    rows = cells(shelf, "checkpoints")
+    assert [run, "best"] in [row[:2] for row in rows]
+    assert [run, "last"] in [row[:2] for row in rows]
+    metadata = our_metadata(read_header(server.home / run / "last.safetensors"))
+    choose(shelf, run, "last")
+    expect(shelf.locator("#verdict .line")).to_have_text(
+        re.compile(rf"step 60 · validation loss {metadata['val_loss']:.2f} · perplexity [\d,.]+ · .*best")
+    )
+    settings = {row[0]: row for row in cells(shelf, "config")}
+    assert settings["d_model"] == ["d_model", "16", "Width", "stored"]
+    assert "arch" in settings
+    x, y = trace(shelf, "curve", VAL)
+    assert x == metadata["series"]["val"]["x"] == [0, 20, 40, 60]
+    assert y == metadata["series"]["val"]["y"]
+    open_part(shelf, "parts")
+    expect(shelf.locator("#parts .virtual-row").first).to_be_visible()
+    parts = cells(shelf, "parts")
+    assert [row[0] for row in parts] == ["embedding", "block 0"]
+    assert sum(int(row[1].replace(",", "")) for row in parts) == metadata["parameters"]
+
+
+def test_of_two_quick_clicks_the_last_is_shown(shelf: Page, run: str) -> None:
+    rows = [shelf.locator("#checkpoints .virtual-row").filter(has_text=run).filter(has_text=kind) for kind in ("last", "best")]
+    rows[0].scroll_into_view_if_needed()
+    for box in [row.get_by_role("gridcell").nth(1).bounding_box() for row in rows]:
+        assert box is not None
+        shelf.mouse.click(box["x"] + 20, box["y"] + 10)
+    expect(shelf.locator("#verdict")).to_contain_text(f"{run}/best")
+
+
+def test_look_inside_opens_the_run_just_made(page: Page, server: Server) -> None:
+    view = train_with(page, max_steps=20)
+    wait_state(page, "finished")
+    page.locator("#look-inside").click()
+    expect(page.locator("#verdict .line")).to_contain_text("step 20 · validation loss")
+    assert cells(page, "checkpoints")[0][:2] == [view["run"], "best"]
+    assert page.get_by_role("tab", name="Checkpoint").get_attribute("aria-selected") == "true"
+
+
+def test_write_continues_the_prompt_and_the_same_seed_writes_the_same(shelf: Page, server: Server) -> None:
+    prompt = shelf.locator("#prompt textarea").input_value() + "\nO"
+    first = write(shelf, server, "example/example", prompt, 40, 0.8, 3)
+    assert first.startswith(prompt)
+    assert len(first.split()) > 10
+    assert write(shelf, server, "example/example", prompt, 40, 0.8, 4) != first
+    assert write(shelf, server, "example/example", prompt, 40, 0.8, 3) == first
+    cold = write(shelf, server, "example/example", prompt, 40, 0, 1)
+    assert cold.startswith(prompt)
+    assert write(shelf, server, "example/example", prompt, 40, 0, 2) == cold
+
+
+def test_an_uploaded_checkpoint_of_ours_is_shown_and_writes(shelf: Page, server: Server, run: str) -> None:
+    choose(shelf, run, "best")
+    expect(shelf.locator("#verdict .line")).to_contain_text("step 60")
+    drop(shelf, EXAMPLE)
+    expect(shelf.locator("#verdict .line")).to_contain_text(STEP)
+    assert ["vocab_size", "2000", "Vocabulary", "stored"] in cells(shelf, "config")
+    assert len(trace(shelf, "curve", VAL)[0]) > 3
+    assert write(shelf, server, "example/example", "KING:", 20, 0.8, 7).startswith("KING:")
+
+
+def test_somebody_elses_pickled_checkpoint_is_shown_and_never_run(shelf: Page, tmp_path: Path, someone_elses_module: Callable[[], Any]) -> None:
+    model = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(40, 16), "head": torch.nn.Linear(16, 40)})
+    optimizer = torch.optim.AdamW(model.parameters())
+    sum(p.sum() for p in model.parameters()).backward()
+    optimizer.step()
+    state = {**model.state_dict(), f"block.{MARKUP}.weight": torch.zeros(2, 2)}
+    whole = {
+        "model_state_dict": state,
+        "optimizer_state_dict": optimizer.state_dict(),
+        "config": someone_elses_module(),
+        "step": 1234,
+        "val_loss": 2.5,
+    }
+    torch.save(whole, tmp_path / "theirs.pt")
+    drop(shelf, tmp_path / "theirs.pt")
+    expect(shelf.locator("#verdict .line")).to_contain_text("step 1,234 · validation loss 2.50 · perplexity 12")
+    settings = {row[0]: row[1] for row in cells(shelf, "config")}
+    assert settings["d_model"] == "16"
+    assert settings["note"] == MARKUP
+    open_part(shelf, "tensors")
+    expect(shelf.locator("#tensors")).to_contain_text(MARKUP)
+    assert shelf.evaluate("window.ran") is None
+    assert shelf.locator("img[src=x]").count() == 0
+    expect(shelf.locator("#verdict")).to_contain_text("it can be looked at here, not written with")
+    expect(shelf.locator("#write")).to_be_hidden()
+
+
+def test_a_bad_file_gets_one_sentence_and_harms_nothing(shelf: Page, server: Server, tmp_path: Path, run: str) -> None:
+    marker = tmp_path / "marker"
+    torch.save({"model": Command(marker)}, tmp_path / "evil.pt")
+    (tmp_path / "evil.pkl").write_bytes(pickle.dumps({"model": Command(marker)}))
+    (tmp_path / "notes.pt").write_text("this is no checkpoint\n" * 20)
+    (tmp_path / "page.safetensors").write_text("<!DOCTYPE html><html><body>404</body></html>\n" * 50)
+    (tmp_path / "cut.safetensors").write_bytes(EXAMPLE.read_bytes()[:100_000])
+    (tmp_path / "empty.pt").write_bytes(b"")
+    before = {path: path.read_bytes() for path in (server.home / run).iterdir()}
+    for file in sorted(path for path in tmp_path.iterdir() if path != marker):
+        choose(shelf, run, "best")
+        expect(shelf.locator("#verdict .line")).to_contain_text("best of its run")
+        drop(shelf, file)
+        line = shelf.locator("#verdict .wrong")
+        expect(line).to_have_text(re.compile(r"^[A-Z].{15,}[.)]$"))
+        assert shelf.locator("#verdict p").count() == 1
+        assert str(tmp_path) not in line.inner_text()
+        expect(shelf.locator("#config")).to_be_hidden()
+        assert not marker.exists()
+    assert {path: path.read_bytes() for path in (server.home / run).iterdir()} == before
+    choose(shelf, run, "best")
+    expect(shelf.locator("#verdict .line")).to_contain_text("best of its run")
+
+
+def test_markup_in_a_checkpoint_of_ours_is_shown_as_text(shelf: Page, tmp_path: Path) -> None:
+    with safe_open(EXAMPLE, "pt") as file:
+        stored = dict(file.metadata())
+    metadata = json.loads(stored["minigpt"])
+    metadata["samples"] = [{"step": 1, "elapsed": 0.0, "loss": 1.0, "prompt": "", "text": MARKUP}]
+    metadata["data"]["corpus"] = MARKUP
+    save_file(load_file(EXAMPLE), tmp_path / f"{MARKUP}.safetensors", {**stored, "minigpt": json.dumps(metadata)})
+    drop(shelf, tmp_path / f"{MARKUP}.safetensors")
+    open_part(shelf, "kept")
+    expect(shelf.locator("#kept")).to_contain_text(MARKUP)
+    shelf.locator("#prompt textarea").fill(MARKUP)
+    shelf.locator("#write").click()
+    expect(shelf.locator("#text textarea")).to_have_value(re.compile("^<"))
+    assert shelf.evaluate("window.ran") is None
+    assert shelf.locator("img[src=x]").count() == 0
+
+
+def test_a_text_with_markup_trains_without_touching_the_page(page: Page, faults: Faults) -> None:
+    paste_text(page, f"{MARKUP}\n" * 300)
+    press_train(page)
+    page.wait_for_function("window.minigpt.samples.length > 1")
+    reload(page, faults)
+    expect(page.locator("#after")).to_contain_text("onerror")
+    assert page.locator("img[src=x]").count() == 0
+    assert page.evaluate("window.ran") is None
