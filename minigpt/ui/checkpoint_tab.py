@@ -77,7 +77,7 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
         """Fill the list, and show the newest checkpoint to a visitor who has chosen none."""
         return [listed(manager), *([gr.skip()] * len(details) if current else open_newest(manager))]
 
-    listing.select(choose, None, details, trigger_mode="always_last", **SHOWN)
+    listing.select(choose, None, details, trigger_mode="multiple", **SHOWN)  # always_last would open the first of two quick clicks again
     tab.select(arrive, chosen, [listing, *details], **SHOWN)
     upload.upload(open_upload, upload, details, **SHOWN)
     return CheckpointTab(listing, details)

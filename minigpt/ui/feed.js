@@ -171,4 +171,4 @@ new MutationObserver(() => document.querySelectorAll('.js-plotly-plot').forEach(
   .observe(document.body, { attributes: true, attributeFilter: ['class'] });
 setInterval(tick, 250);
 pull();
-window.minigpt = { get polls() { return polls; }, get view() { return view; }, get samples() { return samples; } };
+window.minigpt = { refused() { started.until = 0; pull(); }, get polls() { return polls; }, get view() { return view; }, get samples() { return samples; } };

@@ -81,7 +81,7 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
         trigger_mode="always_last",
         **quiet,
     )
-    train.click(
+    started = train.click(
         _starter(manager),
         [source, text, file, preset, *controls, has_plotly],
         [loss, details, feed_component],
@@ -90,6 +90,7 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
         show_progress="hidden",
         api_visibility="private",
     )
+    started.failure(None, js="() => window.minigpt.refused()", api_visibility="private")
     stop.click(_stopper(manager), None, None, api_name="page_stop", **quiet)
     return TrainTab(look_inside, write_with)
 
