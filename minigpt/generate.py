@@ -13,6 +13,7 @@ from minigpt.tokenizer import TextTokenizer
 NEVER_WRITTEN = (PAD, UNK, BOS, EOS)
 MIN_NAME = 3
 SAMPLE_TOKENS = {"word": 48, "char": 180}
+SAMPLE_TIMES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # then every minute
 
 
 @torch.inference_mode()
@@ -87,6 +88,12 @@ def sample(model: MiniGPT, tokenizer: TextTokenizer, seed: int, stop_event: thre
         if stop_event is not None and stop_event.is_set():
             return None
     return prompt, text
+
+
+def sample_time(index: int) -> float:
+    """Return the second of a run at which its sample number `index`, counted from 0, is due."""
+    last = len(SAMPLE_TIMES_S) - 1
+    return SAMPLE_TIMES_S[index] if index <= last else SAMPLE_TIMES_S[last] + 60.0 * (index - last)
 
 
 def first_id(tokenizer: TextTokenizer) -> int:

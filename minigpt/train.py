@@ -18,8 +18,9 @@ from minigpt.config import TransformerConfig
 from minigpt.data import ValLoader, prepare_text
 from minigpt.device import choose_device, choose_threads
 from minigpt.errors import CheckpointError
+from minigpt.evaluation import evaluate
 from minigpt.events import Callback, CompleteEvent, DataEvent, EvalEvent, Event, Reason, StopSignal, perplexity
-from minigpt.generate import sample
+from minigpt.generate import sample, sample_time
 from minigpt.history import History
 from minigpt.model import MiniGPT
 from minigpt.optim import configure_optimizer, get_lr
@@ -29,36 +30,10 @@ __all__ = ["configure_optimizer", "evaluate", "get_lr", "load_checkpoint", "save
 
 log = logging.getLogger(__name__)
 
-SAMPLE_TIMES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # then every minute
 SAVE_EVERY_S = 5.0
 # Forward alone costs about a third of a training step, so this share of an interval's tokens costs about 3 % of its time; 5 % are allowed.
 EVALUATED_SHARE = 0.1
 STOP_EVALUATION_S = 0.8  # the final evaluation after a stop may take a second; some of it is left for saving
-
-
-@torch.inference_mode()
-def evaluate(
-    model: MiniGPT,
-    val_loader: ValLoader,
-    device: torch.device | str,
-    stop_event: threading.Event | None = None,
-) -> float:
-    """Return the mean cross-entropy in nats per token over all batches, each token counting the same.
-
-    The model's mode is restored whatever happens. NaN if the loader is empty or the stop event is set before the end.
-    """
-    was_training = model.training
-    model.eval()
-    total, count = 0.0, 0
-    try:
-        for x, y in val_loader:
-            if stop_event is not None and stop_event.is_set():
-                return math.nan
-            total += float(model.loss(x.to(device), y.to(device))) * y.numel()
-            count += y.numel()
-    finally:
-        model.train(was_training)
-    return total / count if count else math.nan
 
 
 def train(
@@ -207,23 +182,18 @@ class Trainer:
 
     def sample_when_due(self) -> None:
         """Write a sample if one is due by time."""
-        if self.elapsed >= self._sample_time(self.next_sample):
+        if self.elapsed >= sample_time(self.next_sample):
             self.sample(self.stop)
 
     def sample(self, stop: threading.Event | None) -> None:
         """Write a sample, unless stopped meanwhile."""
-        while self._sample_time(self.next_sample) <= self.elapsed:
+        while sample_time(self.next_sample) <= self.elapsed:
             self.next_sample += 1
         if (written := sample(self.model, self.tokenizer, self.config.seed, stop)) is None:
             return
         loss = self.val_loss if self.val_step == self.step else self.history.smoothed_loss
         known = loss if loss is not None and math.isfinite(loss) else None
         self.emit({"type": "sample", "step": self.step, "elapsed": self.elapsed, "loss": known, "prompt": written[0], "text": written[1]})
-
-    @staticmethod
-    def _sample_time(index: int) -> float:
-        last = len(SAMPLE_TIMES_S) - 1
-        return SAMPLE_TIMES_S[index] if index <= last else SAMPLE_TIMES_S[last] + 60.0 * (index - last)
 
     def save(self, name: str) -> None:
         """Write `name`.safetensors in the run's folder; the file that was `last` stays as `previous`."""

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "minigpt"
 LAYERS = {  # from the lowest up; a module imports its own layer and those below. A package's modules stand where the package does.
     "words": ("config", "presets", "events", "errors", "system"),
-    "parts": ("tokenizer", "corpus", "data", "model", "loss", "optim", "device", "generate", "checkpoint", "header", "history"),
+    "parts": ("tokenizer", "corpus", "data", "model", "loss", "optim", "device", "evaluation", "generate", "checkpoint", "header", "history"),
     "loop": ("train", "distributed"),
     "above": ("inspection", "export", "bench"),
     "runs": ("saved", "runs"),

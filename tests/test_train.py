@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from minigpt import generate
 from minigpt import train as module
 from minigpt.checkpoint import read_checkpoint
 from minigpt.config import TransformerConfig
@@ -208,7 +209,7 @@ def test_the_same_settings_give_the_same_run(tiny_config: Any, tmp_path: Path) -
 
 def test_sampling_and_evaluating_do_not_disturb_the_run(tiny_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = losses(run(tiny_config(dropout=0.2, eval_interval=100))[2])
-    monkeypatch.setattr(module, "SAMPLE_TIMES_S", tuple(n / 1000 for n in range(100_000)))
+    monkeypatch.setattr(generate, "SAMPLE_TIMES_S", tuple(n / 1000 for n in range(100_000)))
     _, _, events = run(tiny_config(dropout=0.2, eval_interval=1))
     assert len(of(events, "eval")) == 13
     assert len(of(events, "sample")) > 3
