@@ -112,6 +112,9 @@ class TransformerConfig(BaseModel):
     patience: int = setting(0, "Patience", "Stop after this many evaluations without a new best; 0 means never.", "training", ge=0, le=100_000)
     seed: int = setting(1337, "Seed", "Same seed, same run.", "training", ge=0, le=2**32 - 1)
     device: Literal["auto", "cpu", "cuda", "mps"] = setting("auto", "Device", "Where the numbers are crunched; auto takes the fastest.", "training")
+    precision: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto", "Precision", "Numbers of the matrix products while training; auto takes bfloat16 where that is faster.", "training"
+    )
     threads: int = setting(0, "Threads", "CPU threads; 0 takes one, or two where a trial shows that they help.", "training", ge=0, le=256)
 
     data_path: str = setting(

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 
@@ -13,6 +14,7 @@ from minigpt.errors import ConfigError
 from minigpt.model import MiniGPT
 
 WORTH_IT = 1.3  # a second thread must speed a step up by this much, for it is taken from the page and from everybody else
+WIDE = 64  # from this width on, products in bfloat16 gain more than the conversion costs
 TOO_SMALL_FOR_TWO = 2e8  # parameters times tokens of a step, below which a second thread has never helped
 
 
@@ -28,6 +30,17 @@ def choose_device(config: TransformerConfig) -> torch.device:
             raise ConfigError(f"device is {config.device}; this machine has {', '.join(['cpu', *present])}: try cpu")
         return torch.device(config.device)
     return torch.device(min(["cpu", *present], key=lambda name: _trial(config, name, 3)) if present else "cpu")
+
+
+def choose_precision(config: TransformerConfig, device: torch.device) -> Literal["float32", "bfloat16"]:
+    """Return the type of matrix products asked for, or with `auto` the faster one.
+
+    It is known by the hardware and not timed, so that equal settings give equal runs on one machine.
+    """
+    if config.precision != "auto":
+        return config.precision
+    has_units = device.type == "cuda" or (device.type == "cpu" and torch.cpu.get_capabilities().get("avx512_bf16", False))
+    return "bfloat16" if has_units and config.d_model >= WIDE else "float32"
 
 
 def choose_threads(config: TransformerConfig, device: torch.device, stop_event: threading.Event | None = None) -> int:

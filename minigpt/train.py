@@ -16,7 +16,7 @@ from torch import nn
 from minigpt.checkpoint import load_checkpoint, read_checkpoint, restate_checkpoint, save_checkpoint
 from minigpt.config import TransformerConfig
 from minigpt.data import ValLoader, prepare_text
-from minigpt.device import choose_device, choose_threads
+from minigpt.device import choose_device, choose_precision, choose_threads
 from minigpt.errors import CheckpointError
 from minigpt.evaluation import evaluate
 from minigpt.events import Callback, CompleteEvent, DataEvent, EvalEvent, Event, Reason, StopSignal, perplexity
@@ -78,6 +78,7 @@ class Trainer:
         self.tokenizer = self.text.tokenizer
         self.check_loader = self.text.val_loader.subset(int(EVALUATED_SHARE * config.eval_interval * config.batch_size))
         self.max_steps = self.text.steps
+        config.precision = choose_precision(config, self.device)
         torch.manual_seed(config.seed)
         self.model = MiniGPT(config).to(self.device)
         self.optimizer = configure_optimizer(self.model, config.learning_rate, config.weight_decay, config.optimizer)

@@ -268,3 +268,21 @@ def test_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
     products = turned_q @ turned_k.T
     torch.testing.assert_close(products[5, 2], products[9, 6], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(turned_q[0], q[0, 0, 0])
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "modern"])
+def test_bfloat16_products_change_a_loss_a_little_and_only_while_training(arch: str) -> None:
+    models = []
+    for precision in ("float32", "bfloat16"):
+        torch.manual_seed(0)
+        models.append(MiniGPT(TransformerConfig(arch=arch, d_model=64, n_layers=1, max_seq_len=8, vocab_size=50, dropout=0.0, precision=precision)))
+    x, y = torch.randint(50, (4, 8)), torch.randint(50, (4, 8))
+    with torch.no_grad():
+        models[1].blocks[0].feed_forward.down.weight.add_(0.3)
+        models[0].load_state_dict(models[1].state_dict())
+    whole, rounded = (model.loss(x, y) for model in models)
+    assert whole.item() != rounded.item()
+    assert whole.item() == pytest.approx(rounded.item(), rel=0.01)
+    rounded.backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in models[1].parameters() if parameter.grad is not None)
+    assert torch.equal(models[0].eval()(x), models[1].eval()(x))
