@@ -22,7 +22,7 @@ from minigpt.corpus import load_corpus
 from minigpt.data import check_text
 from minigpt.errors import ConfigError, DataError, MiniGPTError
 from minigpt.header import clean
-from minigpt.history import History, read_history, replay, to_line
+from minigpt.history import History, replay, to_line
 from minigpt.optim import warm_up
 from minigpt.past import PastRun, describe_run, is_elsewhere, mark_interrupted, open_run, read_state
 from minigpt.resume import find_checkpoint, resumed_config
@@ -153,14 +153,15 @@ class RunManager:
         config = resumed_config(found, folder, max_steps=max_steps, learning_rate=learning_rate)
         try:
             run = self.create(config, preset="resumed") if folder is None else open_run(_at_rest(folder), config)
+            system.sweep_strays(run.folder)
             metrics = run.folder / "metrics.jsonl"
             if not metrics.is_file():
                 for event in replay(found.metadata):
                     system.append_line(metrics, to_line(event))
+                    run.history.append(event)
             elif metrics.read_bytes()[-1:] not in (b"", b"\n"):
                 system.append_line(metrics, "")  # ends the line that a power cut left half written
             run.write_config()
-            run.history = read_history(metrics)
         except OSError as error:
             raise ConfigError(f"the run's folder cannot be written ({error.strerror})") from error
         run.origin, run.skipped = found.path, found.skipped

@@ -385,6 +385,16 @@ def test_another_text_is_refused_and_so_is_a_missing_one(config: Any, manager: R
     assert (run.state, run.error) == ("finished", "")
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_trains(manager: RunManager, config: Any) -> None:
+    sitting(config(), cut=4)
+    (last(config()).parent / "metrics.jsonl").mkdir()
+    (last(config()).parent / "config.json").write_text(config().model_dump_json())
+    before = last(config()).read_bytes()
+    with pytest.raises(ConfigError, match=r"^the run's folder cannot be written \("):
+        manager.reopen(last(config()).parent)
+    assert last(config()).read_bytes() == before
+
+
 def test_a_folder_that_was_moved_goes_on_in_its_new_place(manager: RunManager, config: Any, tiny_text: str, tmp_path: Path) -> None:
     plain = config().model_dump(exclude={"checkpoint_dir", "checkpoint_path", "data_path"})
     run = manager.create(TransformerConfig(**plain), preset="quick", text=tiny_text)
