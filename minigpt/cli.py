@@ -1,4 +1,4 @@
-"""The command line: train, inspect, generate. The only module that prints.
+"""The command line: train, inspect, generate, bench. The only module that prints.
 
 Results go to standard output, progress of a terminal and complaints to standard error. Exit status: 0 done or stopped as asked, 1 refused or
 failed, 2 a mistake in the command.
@@ -34,6 +34,7 @@ Train a small language model, look inside a checkpoint, let one write.
   train [--preset NAME] [--FLAG VALUE ...] [--weights FILE]
   inspect FILE [--json]
   generate CHECKPOINT [--prompt TEXT] [--seed N] [--temperature X] [--top-k N] [--max-tokens N]
+  bench [--json] [--only NAME ...] [--seeds N] [--data PATH]
 
 {PROGRAM} COMMAND --help tells more. The page: python app.py"""
 REDRAW_AFTER_S = 0.1
@@ -71,7 +72,7 @@ def complain(text: str) -> None:
 def _dispatch(arguments: list[str]) -> int:
     if any("\udc80" <= character <= "\udcff" for word in arguments for character in word):
         raise ConfigError("an argument is not UTF-8; write it in UTF-8 and try again")
-    commands = {"train": train_command, "inspect": inspect_command, "generate": generate_command}
+    commands = {"train": train_command, "inspect": inspect_command, "generate": generate_command, "bench": bench_command}
     if not arguments:
         complain(HELP)
         return 2
@@ -299,4 +300,16 @@ def generate_command(arguments: Sequence[str]) -> int:
     generator = torch.Generator().manual_seed(request.seed)
     ids += generate(checkpoint.model, ids, request.max_tokens, temperature=request.temperature, top_k=request.top_k, generator=generator)
     print(tokenizer.decode(ids))
+    return 0
+
+
+def bench_command(arguments: Sequence[str]) -> int:
+    """Measure speed and learning beside other ways to do the same, and print each row as it is known."""
+    from minigpt.cli_flags import parse_bench
+
+    request = parse_bench(Parser(prog=f"{PROGRAM} bench", allow_abbrev=False), arguments)
+    from minigpt import bench
+
+    for line in bench.report(request.only, request.data, as_json=request.json, seeds=request.seeds):
+        print(line, flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""The flags of `train`, made from the declared settings by pydantic-settings, and those of `generate`.
+"""The flags of `train`, made from the declared settings by pydantic-settings, and those of `generate` and `bench`.
 
 Knows no torch, so that help and mistakes are instant.
 """
@@ -186,6 +186,24 @@ def parse_generate(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
     if problems:
         raise ConfigError("\n".join(problems))
     return WriteRequest(options.checkpoint, options.prompt, **chosen)
+
+
+def parse_bench(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the flags of `bench`: json, only, seeds, data.
+
+    Raises:
+        ConfigError: what argparse found, or a number of seeds that makes no sense.
+        SystemExit: help was asked for, and printed.
+    """
+    parser.description = "Measure speed and learning beside other ways to do the same: about half an hour in all."
+    parser.add_argument("--json", action="store_true", help="print a list of objects instead of a table")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="measure these rows alone")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="repeat the rows that train to a loss with N seeds (default 1)")
+    parser.add_argument("--data", default="", metavar="PATH", help="text to train on; without it Tiny Shakespeare, else the built-in plays")
+    options = parser.parse_args(arguments)
+    if options.seeds < 1:
+        raise ConfigError(f"seeds is {options.seeds}; it must be 1 or more: try 5")
+    return options
 
 
 def _span(low: float, high: float | None) -> str:
