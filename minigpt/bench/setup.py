@@ -11,7 +11,7 @@ from minigpt.config import TransformerConfig
 from minigpt.corpus import Corpus
 from minigpt.presets import PRESETS
 
-Pair = tuple[float | None, float | None]  # ours, the other's
+Pair = tuple[float, float]  # ours, the other's; NaN where there is none
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class Setup:
     def config(self, preset: str, **changes: Any) -> TransformerConfig:
         """Return a preset's settings with changes, over the text, on the CPU, shortened as asked; the warm-up shrinks with the steps."""
         config = PRESETS[preset].config(data_path=str(self.text_path), checkpoint_dir=str(self.folder / "run"), device="cpu", **changes)
-        config.warmup_steps = round(config.warmup_steps * min(self.share, 1.0))
-        config.max_steps = self.steps(config.max_steps)
+        config.max_steps, config.warmup_steps = self.steps(config.max_steps), round(config.warmup_steps * self.share)
         return config
 
 
@@ -50,7 +49,7 @@ def rate(step: Callable[[], object], steps: int, tokens: int) -> float:
     return steps * tokens / (time.perf_counter() - start)
 
 
-def take_turns(ours: Callable[[], float], other: Callable[[], float], repeats: int) -> tuple[float, float]:
+def take_turns(ours: Callable[[], float], other: Callable[[], float], repeats: int) -> Pair:
     """Measure both sides in turn, `repeats` times; return the median of each."""
-    rounds = [(ours(), other()) for _ in range(repeats)]
-    return statistics.median(first for first, _ in rounds), statistics.median(second for _, second in rounds)
+    first, second = zip(*((ours(), other()) for _ in range(repeats)), strict=True)
+    return statistics.median(first), statistics.median(second)
