@@ -66,6 +66,7 @@ def transformers_loop(config: TransformerConfig, ids: Tensor, steps: int) -> Cal
     if any(importlib.util.find_spec(name) is None for name in ("transformers", "accelerate")):
         return lambda: math.nan
     hf: Any = importlib.import_module("transformers")
+    hf.logging.set_verbosity_error()
     times: list[float] = []
 
     class Clock(hf.TrainerCallback):  # type: ignore[misc]  # transformers is not known to the type checker
