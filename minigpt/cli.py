@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,8 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def complain(text: str) -> None:
-    """Write sentences to standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """Write sentences to standard error, once where several processes have the same to say."""
+    if system.rank() == 0:
+        print(text, file=sys.stderr, flush=True)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -104,13 +106,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def train_command(arguments: Sequence[str]) -> int:
-    """Train as the flags say; show progress, save, say how it went."""
+    """Train as the flags say; show progress, save, say how it went. Of torchrun's processes only the first has a run to show."""
     from minigpt.cli_flags import parse_train
 
     request = parse_train(Parser(prog=f"{PROGRAM} train", allow_abbrev=False), arguments)
     stopper = Stopper()
     system.on_termination(stopper.ask)
     _quiet_log()
+    if system.rank() > 0:
+        from minigpt.distributed import train
+
+        train(request.config, None, stopper.event)
+        return 0
     from minigpt.runs import RunManager
 
     run = RunManager(system.home()).create(request.config, preset=request.preset)
@@ -126,6 +133,7 @@ class Stopper:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.event = threading.Event()  # for a process that has no run of its own
         self.run: Run | None = None
 
     def watch(self, run: "Run") -> None:
@@ -145,7 +153,9 @@ class Stopper:
             raise KeyboardInterrupt
         # Not print: the signal may have come in the middle of one, and a stream cannot be entered twice.
         message = "\nstopping and saving; once more skips the final evaluation\n" if self.asked == 1 else "\nsaving\n"
-        os.write(2, message.encode())
+        self.event.set()
+        if system.rank() == 0:
+            os.write(2, message.encode())
         if self.run is not None:
             self.run.ask_to_stop()
 

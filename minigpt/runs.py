@@ -22,12 +22,12 @@ from minigpt import system
 from minigpt.config import TransformerConfig
 from minigpt.corpus import load_corpus
 from minigpt.data import check_text
+from minigpt.distributed import train
 from minigpt.errors import ConfigError, DataError, MiniGPTError, RunStopped
 from minigpt.events import AnyEvent, Callback, Event, StopSignal
 from minigpt.history import History, to_line
 from minigpt.optim import warm_up
 from minigpt.saved import SavedCheckpoint, describe
-from minigpt.train import train
 
 log = logging.getLogger(__name__)
 
