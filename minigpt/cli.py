@@ -1,4 +1,4 @@
-"""The command line: train, inspect, generate, export. The only module that prints.
+"""The command line: train, inspect, generate, export, bench. The only module that prints.
 
 Results go to standard output, progress of a terminal and complaints to standard error. Exit status: 0 done or stopped as asked, 1 refused or
 failed, 2 a mistake in the command.
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 import minigpt
 from minigpt import system
 from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError
+from minigpt.stopper import Stopper
 
 if TYPE_CHECKING:
     from minigpt.events import Event
@@ -37,10 +38,10 @@ Train a small language model, look inside a checkpoint, let one write.
   inspect FILE [--json]
   generate CHECKPOINT [--prompt TEXT] [--seed N] [--temperature X] [--top-k N] [--max-tokens N]
   export CHECKPOINT FOLDER [--to transformers|safetensors]
+  bench [--json] [--only NAME ...] [--seeds N] [--data PATH]
 
 {PROGRAM} COMMAND --help tells more. The page: python app.py"""
 REDRAW_AFTER_S = 0.1
-ENOUGH_SIGNALS = 3  # the first stops, the second hurries, the third leaves at once
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,14 +68,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def complain(text: str) -> None:
-    """Write sentences to standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """Write sentences to standard error, once where several processes have the same to say."""
+    if system.rank() == 0:
+        print(text, file=sys.stderr, flush=True)
 
 
 def _dispatch(arguments: list[str]) -> int:
     if any("\udc80" <= character <= "\udcff" for word in arguments for character in word):
         raise ConfigError("an argument is not UTF-8; write it in UTF-8 and try again")
-    commands = {"train": train_command, "inspect": inspect_command, "generate": generate_command, "export": export_command}
+    commands = {
+        "train": train_command, "inspect": inspect_command, "generate": generate_command, "export": export_command, "bench": bench_command,
+    }  # fmt: skip
     if not arguments:
         complain(HELP)
         return 2
@@ -106,13 +110,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def train_command(arguments: Sequence[str]) -> int:
-    """Train as the flags say; show progress, save, say how it went."""
+    """Train as the flags say; show progress, save, say how it went. Of torchrun's processes only the first has a run to show."""
     from minigpt.cli_flags import parse_train
 
     request = parse_train(Parser(prog=f"{PROGRAM} train", allow_abbrev=False), arguments)
     stopper = Stopper()
     system.on_termination(stopper.ask)
     _quiet_log()
+    if system.rank() > 0:
+        from minigpt.distributed import lend_a_hand
+
+        lend_a_hand(request.config, stopper.event, request.resume, request.max_steps)
+        return 0
     from minigpt.runs import RunManager
 
     runs = RunManager(system.home())
@@ -125,35 +134,6 @@ def train_command(arguments: Sequence[str]) -> int:
     run.work(screen.show)
     screen.close()
     return _close(run, request.weights)
-
-
-class Stopper:
-    """Turns Ctrl-C and SIGTERM into a graceful stop, also of a run that is not there yet."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.run: Run | None = None
-
-    def watch(self, run: "Run") -> None:
-        """Stop this run from now on, at once if a stop has been asked for."""
-        asked, self.run = self.asked, run
-        for _ in range(asked):
-            run.ask_to_stop()
-
-    def ask(self) -> None:
-        """Ask for a stop, from a signal handler.
-
-        Raises:
-            KeyboardInterrupt: the patience is at an end.
-        """
-        self.asked += 1
-        if self.asked >= ENOUGH_SIGNALS:
-            raise KeyboardInterrupt
-        # Not print: the signal may have come in the middle of one, and a stream cannot be entered twice.
-        message = "\nstopping and saving; once more skips the final evaluation\n" if self.asked == 1 else "\nsaving\n"
-        os.write(2, message.encode())
-        if self.run is not None:
-            self.run.ask_to_stop()
 
 
 class Screen:
@@ -289,6 +269,18 @@ def generate_command(arguments: Sequence[str]) -> int:
     draw = torch.Generator().manual_seed(request.seed)
     ids += generate(checkpoint.model, ids, request.max_tokens, temperature=request.temperature, top_k=request.top_k, generator=draw, never=never)
     print(" ".join(map(str, ids)) if request.ids or tokenizer is None else tokenizer.decode(ids))
+    return 0
+
+
+def bench_command(arguments: Sequence[str]) -> int:
+    """Measure speed and learning beside other ways to do the same, and print each row as it is known."""
+    from minigpt.cli_flags import parse_bench
+
+    request = parse_bench(Parser(prog=f"{PROGRAM} bench", allow_abbrev=False), arguments)
+    from minigpt import bench
+
+    for line in bench.report(request.only, request.data, as_json=request.json, seeds=request.seeds):
+        print(line, flush=True)
     return 0
 
 

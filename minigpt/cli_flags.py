@@ -1,4 +1,4 @@
-"""The flags of `train`, made from the declared settings by pydantic-settings, and those of `generate` and `export`.
+"""The flags of `train`, made from the declared settings by pydantic-settings, and those of `generate`, `export` and `bench`.
 
 Knows no torch, so that help and mistakes are instant.
 """
@@ -228,6 +228,24 @@ def parse_export(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> a
     kinds = ("transformers", "safetensors")
     parser.add_argument("--to", choices=kinds, default=kinds[0], help="for from_pretrained, or under MiniGPT's own names (default transformers)")
     return parser.parse_args(arguments)
+
+
+def parse_bench(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the flags of `bench`: json, only, seeds, data.
+
+    Raises:
+        ConfigError: what argparse found, or a number of seeds that makes no sense.
+        SystemExit: help was asked for, and printed.
+    """
+    parser.description = "Measure speed and learning beside other ways to do the same: about half an hour in all."
+    parser.add_argument("--json", action="store_true", help="print a list of objects instead of a table")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="measure these rows alone")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="repeat the rows that train to a loss with N seeds (default 1)")
+    parser.add_argument("--data", default="", metavar="PATH", help="text to train on; without it Tiny Shakespeare, else the built-in plays")
+    options = parser.parse_args(arguments)
+    if options.seeds < 1:
+        raise ConfigError(f"seeds is {options.seeds}; it must be 1 or more: try 5")
+    return options
 
 
 def _span(low: float, high: float | None) -> str:

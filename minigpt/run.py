@@ -13,10 +13,10 @@ from typing import Literal
 
 from minigpt import system
 from minigpt.config import TransformerConfig
+from minigpt.distributed import train
 from minigpt.errors import MiniGPTError, RunStopped
 from minigpt.events import AnyEvent, Callback, Event, StopSignal
 from minigpt.history import History, read_history, to_line
-from minigpt.train import train
 
 log = logging.getLogger(__name__)
 

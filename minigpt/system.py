@@ -50,6 +50,11 @@ def is_offline() -> bool:
     return os.environ.get("MINIGPT_OFFLINE", "") not in ("", "0")
 
 
+def rank() -> int:
+    """Return this process's number among those that torchrun started to train one model; 0 is the first, or the only one."""
+    return int(os.environ.get("RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
+
+
 def write_atomically(path: Path, data: bytes, *, keep_as: Path | None = None) -> None:
     """Replace `path` by `data` so that a reader, a kill or a full disk finds either the old file or the new one, whole.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from minigpt.checkpoint import load_checkpoint, read_checkpoint, restate_checkpoint, save_checkpoint
 from minigpt.config import TransformerConfig
@@ -127,7 +127,7 @@ class Trainer:
             self.validate()
         self.sample_when_due()
         while self.step < self.max_steps:
-            if self.stop.is_set():
+            if self.should_stop():
                 return "stopped"
             if not self.make_step():
                 return "diverged"
@@ -138,6 +138,20 @@ class Trainer:
                     return "early"
         return "finished"
 
+    def should_stop(self) -> bool:
+        """Tell whether a stop was asked for; looked at before each step."""
+        return self.stop.is_set()
+
+    def backward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of a batch and leave its gradients."""
+        loss = self.model.loss(x, y)
+        loss.backward()
+        return loss
+
+    def measure(self, model: MiniGPT, loader: ValLoader, stop: threading.Event | None) -> float:
+        """Return a model's validation loss; see `evaluate`."""
+        return evaluate(model, loader, self.device, stop)
+
     def make_step(self) -> bool:
         """Make one update; return False, with the weights as they were, if the loss or its gradient is not finite."""
         start = time.perf_counter()
@@ -146,8 +160,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         x, y = (batch.to(self.device) for batch in self.text.train_loader.batch())  # (B, T)
-        loss = self.model.loss(x, y)
-        loss.backward()
+        loss = self.backward(x, y)
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip or math.inf)
         finite = math.isfinite(loss.item()) and math.isfinite(grad_norm.item())
         if finite:
@@ -180,7 +193,7 @@ class Trainer:
 
     def validate(self) -> None:
         """Evaluate on the fixed subset, emit the result, keep the best, save the last."""
-        loss = evaluate(self.model, self.check_loader, self.device, self.stop)
+        loss = self.measure(self.model, self.check_loader, self.stop)
         if self.stop.is_set() and math.isnan(loss):
             return
         self.val_loss, self.val_step = loss, self.step
@@ -274,13 +287,13 @@ class Trainer:
 
     def _final_loss(self, hurry: threading.Event | None) -> tuple[float, ValLoader]:
         """Measure on all of the validation text; on as much as a second allows once a stop has been asked for."""
-        loss = math.nan if self.stop.is_set() else evaluate(self.model, self.text.val_loader, self.device, self.stop)
+        loss = math.nan if self.stop.is_set() else self.measure(self.model, self.text.val_loader, self.stop)
         if math.isfinite(loss):
             return loss, self.text.val_loader
         speed = self.history.last.get("log", {}).get("tokens_per_s", 0.0)
         windows = int(3 * speed * STOP_EVALUATION_S / 2 / self.config.max_seq_len)  # forward alone is three times as fast; best and last are measured
         loader = self.text.val_loader.subset(max(windows, len(self.check_loader.windows)))
-        return evaluate(self.model, loader, self.device, hurry), loader
+        return self.measure(self.model, loader, hurry), loader
 
     def _settle_best(self, final: float, loader: ValLoader, hurry: threading.Event | None) -> None:
         """Decide between the last weights and the best ones found on the way, both measured on the same validation text."""
@@ -293,7 +306,7 @@ class Trainer:
                 log.warning("the best checkpoint is gone: %s", error)
                 best_loss = math.inf
             else:
-                best_loss = evaluate(best.model, loader, self.device, hurry)
+                best_loss = self.measure(best.model, loader, hurry)
             if not best_loss > final:
                 if math.isfinite(best_loss):
                     self.best_val_loss, self.best_step = best_loss, best.step

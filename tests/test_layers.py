@@ -19,7 +19,7 @@ LAYERS = {  # from the lowest up; a module imports its own layer and those below
     "loop": ("train", "resume", "distributed"),
     "above": ("inspection", "export", "foreign", "bench"),
     "runs": ("saved", "run", "past", "runs"),
-    "faces": ("ui", "cli", "cli_flags", "progress", "__main__"),
+    "faces": ("ui", "cli", "cli_flags", "progress", "stopper", "__main__"),
 }
 RANK = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -111,10 +111,10 @@ def test_a_library_stays_in_its_place(library: str, places: tuple[str, ...]) -> 
     assert [name_of(path) for path in FILES if library in foreign(path) and top(path) not in places] == []
 
 
-def test_the_network_is_known_to_the_corpus_and_at_most_one_module_of_inspection() -> None:
+def test_the_network_is_known_to_the_corpus_the_bench_of_the_page_and_at_most_one_module_of_inspection() -> None:
     clients = {"requests", "urllib3", "httpx", "aiohttp", "http", "urllib", "socket", "huggingface_hub"}
     users = [name_of(path) for path in FILES if {name.split(".")[0] for name in imports(path)} & clients]
-    assert [name for name in users if name != "corpus" and not name.startswith("inspection.")] == []
+    assert [name for name in users if name not in ("corpus", "bench.page") and not name.startswith("inspection.")] == []
     assert len([name for name in users if name.startswith("inspection.")]) <= 1
 
 

@@ -1,0 +1,146 @@
+"""Several processes training one model, as torchrun starts them: real ones over gloo, with a tiny model."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minigpt import cli, distributed
+from minigpt.config import TransformerConfig
+from minigpt.errors import ConfigError
+
+ROOT = Path(__file__).parent.parent
+LIMIT_S = 90
+TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+
+Torchrun = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Torchrun:
+    """Run a Python command in a folder of its own and return how it went."""
+    environment = {**os.environ, "MINIGPT_HOME": str(tmp_path / "runs"), "PYTHONPATH": str(ROOT)}
+
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+    return run
+
+
+def flags(config: TransformerConfig) -> list[str]:
+    names = (*TransformerConfig.model_fields,)
+    return [f"--{name}={value}" for name in names if name in config.model_fields_set and (value := getattr(config, name)) is not None]
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [event for event in found if event["type"] == kind]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "optimizer"), [("gpt2", "adamw"), ("modern", "muon")])
+def test_two_processes_learn_what_one_learns(arch: str, optimizer: str, tiny_config: Any, python: Torchrun, tmp_path: Path) -> None:
+    together, alone = tmp_path / "together", tmp_path / "alone"
+    settings = {"arch": arch, "optimizer": optimizer, "max_steps": 30, "eval_interval": 10}
+    two = python(*TWO, "-m", "minigpt", "train", *flags(tiny_config(checkpoint_dir=str(together), **settings)))
+    assert two.returncode == 0, two.stderr
+    one = python("-m", "minigpt", "train", *flags(tiny_config(checkpoint_dir=str(alone), **settings)))
+    assert one.returncode == 0, one.stderr
+    for kind, key, count in (("log", "loss", 30), ("eval", "val_loss", 4), ("complete", "val_loss", 1)):
+        expected = [event[key] for event in events(alone, kind)]
+        assert len(expected) == count
+        assert [event[key] for event in events(together, kind)] == pytest.approx(expected, abs=1e-5, rel=0)
+    assert {path.name for path in together.iterdir()} == {path.name for path in alone.iterdir()}
+    assert [line.split()[0] for line in two.stdout.splitlines()] == [line.split()[0] for line in one.stdout.splitlines()]
+    assert not (tmp_path / "runs").exists()
+
+
+PROGRAM = """
+import os, sys, threading
+from pathlib import Path
+from minigpt import distributed
+from minigpt.checkpoint import read_checkpoint
+from minigpt.config import TransformerConfig
+
+rank = int(os.environ["RANK"])
+config = TransformerConfig.model_validate_json(Path("config.json").read_text())
+"""
+STOPPED = (
+    PROGRAM
+    + """
+class Late(threading.Event):
+    asked = 0
+    def is_set(self):
+        self.asked += 1
+        return super().is_set() or (rank == 1 and self.asked > 20)  # the second process alone is asked to stop
+
+said = []
+stop = Late()
+model, _ = distributed.train(config, said.append, stop)
+assert not distributed.dist.is_initialized()
+weights = float(sum(p.double().abs().sum() for p in model.parameters()))
+Path(f"rank{rank}.txt").write_text(f"{weights!r} {[e['reason'] for e in said if e['type'] == 'complete']} {threading.Event.is_set(stop)}")
+"""
+)
+BROKEN = (
+    PROGRAM
+    + """
+def save(self, name):
+    raise OSError(28, "No space left on device")
+
+distributed.RankTrainer.save = save
+distributed.RankTrainer.tolerant_save = lambda *_: None
+try:
+    distributed.train(config, None, None)
+finally:
+    Path(f"rank{rank}.txt").write_text(str(distributed.dist.is_initialized()))
+"""
+)
+
+
+@pytest.mark.slow
+def test_a_stop_asked_of_one_process_stops_all_at_the_same_step(tiny_config: Any, python: Torchrun, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(tiny_config(max_steps=100_000, eval_interval=100_000).model_dump_json())
+    (tmp_path / "program.py").write_text(STOPPED)
+    done = python(*TWO, "program.py")
+    assert done.returncode == 0, done.stderr
+    first, second = ((tmp_path / f"rank{rank}.txt").read_text().split(" ", 1) for rank in (0, 1))
+    assert first[0] == second[0]  # the very same weights
+    assert (first[1], second[1]) == ("['stopped'] True", "[] True")
+
+
+@pytest.mark.slow
+def test_when_one_process_fails_the_group_is_torn_down_and_none_waits_for_it(tiny_config: Any, python: Torchrun, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(tiny_config(max_steps=3).model_dump_json())
+    (tmp_path / "program.py").write_text(BROKEN)
+    done = python(*TWO, "program.py")
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert (tmp_path / "rank0.txt").read_text() == "False"
+
+
+def test_a_batch_that_cannot_be_split_is_refused_with_one_that_can(tiny_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="batch_size is 10; it must be a multiple of the number of processes, 4: try 12"):
+        distributed.train(tiny_config(batch_size=10))
+
+
+def test_without_torchrun_the_plain_trainer_is_used(tiny_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(distributed, "RankTrainer", None)
+    model, _ = distributed.train(tiny_config(max_steps=3))
+    assert model.count_parameters() > 0
+
+
+def test_only_the_first_process_complains(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        assert cli.main(["train", "--n-heads", "5"]) == 2
+    assert capsys.readouterr().err.count("n_heads is 5") == 1
