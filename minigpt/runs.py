@@ -18,13 +18,13 @@ from pathlib import Path
 
 from minigpt import system
 from minigpt.config import TransformerConfig
-from minigpt.corpus import load_corpus
-from minigpt.data import check_text
+from minigpt.data import check_text, prepare_text
 from minigpt.errors import ConfigError, DataError, MiniGPTError
 from minigpt.header import clean
 from minigpt.history import History, replay, to_line
 from minigpt.optim import warm_up
 from minigpt.past import PastRun, describe_run, is_elsewhere, mark_interrupted, open_run, read_state
+from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.resume import find_checkpoint, resumed_config
 from minigpt.run import OWN_FILES, Run, State
 from minigpt.saved import SavedCheckpoint, describe
@@ -292,4 +292,4 @@ def _modified(path: Path) -> float:
 def _warm_up() -> None:
     warm_up()
     with contextlib.suppress(MiniGPTError, OSError):  # the run itself will say what is wrong
-        load_corpus("")
+        prepare_text(PRESETS[DEFAULT_PRESET].config(), lambda _event: None, threading.Event())
