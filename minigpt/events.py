@@ -80,6 +80,7 @@ class DataEvent(TypedDict):
     parameters: int
     device: str
     threads: int
+    precision: str
 
 
 class SampleEvent(TypedDict):

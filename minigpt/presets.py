@@ -27,15 +27,15 @@ PRESETS: dict[str, Preset] = {
         "Quick",
         "Whole words, a modern recipe: verse in about ten seconds.",
         10,
-        {**MODERN, "batch_size": 16, "learning_rate": 0.025, "warmup_steps": 8, "max_steps": 400, "log_interval": 5, "eval_interval": 40},
+        {**MODERN, "batch_size": 16, "learning_rate": 0.03, "warmup_steps": 8, "max_steps": 320, "log_interval": 5, "eval_interval": 40},
     ),
     "chars": Preset(
         "Letters",
         "Letter by letter: it must learn to spell before it can write.",
-        60,
+        30,
         {
             **MODERN, "tokenizer": "char", "vocab_size": 200, "d_model": 128, "n_layers": 4, "d_ff": 512, "batch_size": 16,
-            "learning_rate": 0.01, "warmup_steps": 20, "max_steps": 1500, "log_interval": 5, "eval_interval": 100,
+            "learning_rate": 0.04, "warmup_steps": 5, "max_steps": 320, "log_interval": 5, "eval_interval": 40,
         },
     ),
     "classic": Preset("Classic", "The textbook recipe, GPT-2 blocks and AdamW: the same size, minutes instead of seconds.", 240),

@@ -85,11 +85,11 @@ class Trainer:
         self.tokenizer = self.text.tokenizer
         self.check_loader = self.text.val_loader.subset(int(EVALUATED_SHARE * config.eval_interval * config.batch_size))
         self.max_steps = self.text.steps
-        config.precision = choose_precision(config, self.device)
+        chosen = config.model_copy(update={"precision": choose_precision(config, self.device)})
         torch.manual_seed(config.seed)
-        self.model = MiniGPT(config).to(self.device)
+        self.model = MiniGPT(chosen).to(self.device)
         self.optimizer = configure_optimizer(self.model, config.learning_rate, config.weight_decay, config.optimizer)
-        self.threads = choose_threads(config, self.device, stop)
+        self.threads = choose_threads(chosen, self.device, stop)
         self.step = 0
         self.val_loss, self.val_step = math.nan, -1
         self.best_val_loss, self.best_step = math.inf, 0
@@ -99,8 +99,8 @@ class Trainer:
         self.next_sample = 0
         self.elapsed_before = 0.0  # in earlier sittings
         self.began = time.perf_counter()
-        machine = {"parameters": self.model.count_parameters(), "device": self.device.type, "threads": self.threads}
-        self.emit(cast(DataEvent, {"type": "data", **self.text.facts(), **machine}))
+        machine = {"device": self.device.type, "threads": self.threads, "precision": chosen.precision}
+        self.emit(cast(DataEvent, {"type": "data", **self.text.facts(), "parameters": self.model.count_parameters(), **machine}))
         if resume is not None:
             restore(self, read_checkpoint(resume))
             self.emit({"type": "resume", "step": self.step, "max_steps": self.max_steps, "elapsed": self.elapsed_before})

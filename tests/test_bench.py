@@ -155,7 +155,7 @@ def test_the_plain_loop_trains_the_very_same_model(tiny_config: Any) -> None:
     model, x = MiniGPT(config), torch.randint(60, (2, 16))
     ours = model(x)
     for block in model.blocks:
-        plain = peers.PlainAttention(config)
+        plain = peers.PlainAttention(config, 0)
         plain.load_state_dict(block.attention.state_dict())
         block.attention = plain
     torch.testing.assert_close(model(x), ours)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from minigpt.config import TransformerConfig
 from minigpt.model import MiniGPT
-from minigpt.optim import AnyOptimizer, Muon, MuonWithAdamW, configure_optimizer, get_lr, orthogonalise
+from minigpt.optim import MUON_MOMENTUM, AnyOptimizer, Muon, MuonWithAdamW, configure_optimizer, get_lr, orthogonalise
 
 KINDS: list[Any] = ["adamw", "muon"]
 
@@ -165,7 +165,7 @@ def test_muon_agrees_with_torch_s_own_on_a_separate_matrix(shape: tuple[int, int
     start = torch.randn(shape, generator=generator)
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
     mine = Muon([{"params": [ours]}], lr=0.02, weight_decay=0.1)
-    other = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, momentum=0.95, nesterov=True, adjust_lr_fn="original")
+    other = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, momentum=MUON_MOMENTUM, nesterov=True, adjust_lr_fn="original")
     for _ in range(5):
         ours.grad = torch.randn(shape, generator=generator)
         theirs.grad = ours.grad.clone()
