@@ -2,7 +2,7 @@
 // Views come pushed (the value of this component, from the page's own Start) or pulled (server.poll); indices make the two mix and gaps heal.
 // Inside js_on_load gradio provides: element, props, server, watch.
 const CHARTS = { loss: ['train', 'smoothed', 'val'], details: ['lr', 'grad_norm', 'tokens_per_s'] };  // a series' place is its trace
-const [BEST, UNIFORM, UNIGRAM, BAD, OVERLAYS] = [3, 4, 5, 6, 7];                // further traces of the loss chart; then those of other runs
+const [BEST, UNIFORM, UNIGRAM, BAD] = [3, 4, 5, 6], OVERLAYS = 7;                                    // further traces of the loss chart; then other runs'
 const PUSH_LASTS_MS = 2500, SPACE = location.hostname.endsWith('.hf.space') ? 5 : 1;               // Spaces answer fast polling with 429
 
 let run = null, life = '', view = {}, samples = [], follow = true, counts = {}, nodes = {}, marks = '', slots = [null, null, null, null], laid = '';

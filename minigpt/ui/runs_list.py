@@ -22,7 +22,6 @@ NONE_YET = "<p>Your runs will appear here: each can be opened again, gone on wit
 COLUMNS = ("overlay", "run", "preset", "step", "best validation loss", "state")
 # The page tells which run it shows; `null` takes the place of a component that has no part in it.
 SHOWN = "(_, ...values) => [window.minigpt.view.run, ...values]"
-QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 
 
 def build(manager: RunManager, tab: train_tab.TrainTab) -> None:
@@ -33,11 +32,11 @@ def build(manager: RunManager, tab: train_tab.TrainTab) -> None:
         resume = gr.Button("Resume", size="sm", elem_id="resume")
         restart = gr.Button("Restart at a third of the rate", size="sm", elem_id="restart")
     with gr.Accordion("Extend, rename, delete", open=False, elem_id="manage") as manage:
-        with gr.Row(equal_height=True, elem_id="extend-row"):
+        with gr.Row(elem_id="extend-row"):
             steps = gr.Number(MORE_STEPS, label="Steps to add", precision=0, elem_id="more-steps")
             extend = gr.Button("Extend", size="sm", elem_id="extend")
         plan = gr.Plot(charts.as_plot(charts.schedule_figure(PRESETS[DEFAULT_PRESET].config())), show_label=False, elem_id="extension")
-        with gr.Row(equal_height=True):
+        with gr.Row(elem_id="rename-row"):
             name = gr.Textbox(label="New name", max_lines=1, max_length=80, elem_id="new-name")
             rename = gr.Button("Rename", size="sm", elem_id="rename")
         delete = gr.Button("Delete this run…", size="sm", elem_id="delete")
@@ -91,12 +90,12 @@ def build(manager: RunManager, tab: train_tab.TrainTab) -> None:
             manager.delete(run_id)
         return gr.Group(visible=False)
 
-    gr.on([manage.expand, steps.input], planned, [shown, steps], plan, js=SHOWN, **QUIET)
+    gr.on([manage.expand, steps.input], planned, [shown, steps], plan, js=SHOWN, **train_tab.QUIET)
     refresh: dict[str, Any] = {"js": "() => window.minigpt.refresh()", "api_visibility": "private"}
-    rename.click(renamed, [shown, name], name, js=SHOWN, **QUIET).success(None, **refresh)
-    delete.click(asked, shown, [sure, question], js=SHOWN, **QUIET)
-    yes.click(deleted, shown, sure, js=SHOWN, **QUIET).success(None, **refresh)
-    no.click(lambda: gr.Group(visible=False), None, sure, **QUIET)
+    rename.click(renamed, [shown, name], name, js=SHOWN, **train_tab.QUIET).success(None, **refresh)
+    delete.click(asked, shown, [sure, question], js=SHOWN, **train_tab.QUIET)
+    yes.click(deleted, shown, sure, js=SHOWN, **train_tab.QUIET).success(None, **refresh)
+    no.click(lambda: gr.Group(visible=False), None, sure, **train_tab.QUIET)
 
 
 def known(manager: RunManager, run_id: object) -> Run:
@@ -174,7 +173,7 @@ def _row(item: PastRun, ticked: list[Any], shown: object) -> str:
     tick = f'<input type="checkbox" id="tick-{run_id}" data-tick="{run_id}" aria-label="Lay {name} over the chart"'
     tick += f"{' checked' if item.id in ticked else ''}{' disabled' if full else ''}>"
     live = item.state in LIVE
-    abilities = {"resume": item.resumable, "extend": item.resumable or item.state == "finished", "restart": item.state == "diverged"}
+    abilities = {"resume": item.state != "finished", "extend": True, "restart": item.state == "diverged"} if item.resumable else {}
     can = "" if live else " ".join(["manage", *(ability for ability, fits in abilities.items() if fits)])
     best = "" if item.best_val_loss is None else f"{item.best_val_loss:.3f}"
     cells = (

@@ -81,7 +81,7 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
                 details = gr.Plot(charts.as_plot(charts.details_figure({})), show_label=False, elem_id="details")
             with gr.Accordion("Log table, CSV", open=False, elem_id="log-part"):
                 gr.HTML('<div class="rows"></div><button id="csv" type="button">Download all rows as CSV</button>', elem_id="log")
-    has_plotly, link = gr.Checkbox(True, visible=False), gr.Textbox("", visible=False)
+    has_plotly, link = gr.Checkbox(True, visible=False), gr.Textbox(form.link(DEFAULT_PRESET, PRESETS[DEFAULT_PRESET].config()), visible=False)
     source.input(lambda chosen: gr.Group(visible=chosen == OWN), source, own, **QUIET)
     gr.on([source.input, text.input], None, [source, text], None, js=memory.REMEMBER_TEXT, api_visibility="private")
     after = [about, reset, schedule, command, link]
