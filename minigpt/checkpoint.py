@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class Checkpoint:
     val_loss: float | None
     metadata: dict[str, Any]
     state: dict[str, Tensor]
+    path: Path = Path()
+    skipped: str = ""  # what was passed over to find it
 
 
 def save_checkpoint(
@@ -193,16 +195,32 @@ def load_checkpoint(config: TransformerConfig, device: str | torch.device) -> tu
         CheckpointError: none of the files can be used.
     """
     chosen = Path(config.checkpoint_path)
-    candidates = [chosen, *(chosen.with_name(f"{name}.safetensors") for name in NAMES)]
-    reason = "there is none"
-    for path in dict.fromkeys(candidates):
+    checkpoint = first_usable([chosen, *(chosen.with_name(f"{name}.safetensors") for name in NAMES)], device)
+    return checkpoint.model, checkpoint.config
+
+
+def first_usable(paths: Iterable[Path], device: str | torch.device = "cpu", *, to_resume: bool = False) -> Checkpoint:
+    """Open the first of `paths` that can be used; what was skipped, and why, goes to the log and into the result's `skipped`.
+
+    With `to_resume` a file must hold finite weights and the states of optimizer and random generators.
+
+    Raises:
+        CheckpointError: none can be used.
+    """
+    skipped: list[str] = []
+    for path in dict.fromkeys(paths):
         if not path.is_file():
             continue
         try:
             checkpoint = read_checkpoint(path, device)
-        except CheckpointError as error:
-            reason = str(error)
-            log.warning("%s was skipped: %s", path.name, error)
-            continue
-        return checkpoint.model, checkpoint.config
-    raise CheckpointError(f"no checkpoint could be opened in the run's folder: {reason}")
+            if to_resume and "rng.data" not in checkpoint.state:
+                raise CheckpointError("it holds weights alone, without the states of optimizer and random generators")
+            if to_resume and not all(value.isfinite().all() for value in checkpoint.model.parameters()):
+                raise CheckpointError("its weights are no longer finite numbers")
+        except (CheckpointError, OSError) as error:
+            skipped.append(f"{path.name} was skipped: {error}")
+            log.warning(skipped[-1])
+        else:
+            checkpoint.path, checkpoint.skipped = path, "; ".join(skipped)
+            return checkpoint
+    raise CheckpointError(f"no checkpoint could be opened: {'; '.join(skipped) or 'there is none'}")

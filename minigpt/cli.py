@@ -32,6 +32,7 @@ HELP = f"""usage: {PROGRAM} COMMAND ...
 Train a small language model, look inside a checkpoint, let one write.
 
   train [--preset NAME] [--FLAG VALUE ...] [--weights FILE]
+  train --resume RUN [--max-steps N]
   inspect FILE [--json]
   generate CHECKPOINT [--prompt TEXT] [--seed N] [--temperature X] [--top-k N] [--max-tokens N]
 
@@ -112,7 +113,11 @@ def train_command(arguments: Sequence[str]) -> int:
     _quiet_log()
     from minigpt.runs import RunManager
 
-    run = RunManager(system.home()).create(request.config, preset=request.preset)
+    runs = RunManager(system.home())
+    if request.resume is not None:
+        run = runs.reopen(request.resume, max_steps=request.max_steps)
+    else:
+        run = runs.create(request.config, preset=request.preset)
     stopper.watch(run)
     screen = Screen(run)
     run.work(screen.show)

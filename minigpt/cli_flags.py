@@ -44,6 +44,8 @@ class TrainRequest:
     config: TransformerConfig
     preset: str
     weights: Path | None
+    resume: Path | None = None
+    max_steps: int | None = None  # of a resumed run
 
 
 def parse_train(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> TrainRequest:
@@ -63,16 +65,19 @@ def parse_train(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Tr
     parser.epilog = _presets_as_text()
     parser.add_argument("--preset", default=DEFAULT_PRESET, metavar="NAME", help=f"where the settings start from: {', '.join(PRESETS)}")
     parser.add_argument("--weights", metavar="FILE", help="also write the best model to FILE, without what only a resume needs")
+    parser.add_argument("--resume", metavar="RUN", help="go on with a run: its folder, or one of its checkpoints; only --max-steps may be new")
     source = CliSettingsSource[Any](_Flags, root_parser=parser)
     flags, problems = split_flags(arguments)
     values, unknown = parser.parse_known_args(flags)
-    known = [f"--{name.replace('_', '-')}" for name in ("preset", "weights", *TransformerConfig.model_fields)]
+    known = [f"--{name.replace('_', '-')}" for name in ("preset", "weights", "resume", *TransformerConfig.model_fields)]
     problems += [f"{name} is not a flag of train: {suggestion(name, known)}" for name in (flag.partition("=")[0] for flag in unknown)]
     if values.preset not in PRESETS:
         problems.append(f"preset is {values.preset!r}; it must be one of {', '.join(PRESETS)}: {suggestion(values.preset, PRESETS)}")
     weights = Path(values.weights) if values.weights is not None else None
     if weights is not None and (problem := _unwritable(weights)):
         problems.append(problem)
+    if values.resume is not None:
+        return _parse_resume(flags, weights, problems)
     start = PRESETS[values.preset].settings if values.preset in PRESETS else {}
     try:
         flagged = CliApp.run(_Flags, cli_args=values, cli_settings_source=source, **start)
@@ -82,6 +87,20 @@ def parse_train(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Tr
     if problems := [*problems, *config.problems()]:
         raise ConfigError("\n".join(problems))
     return TrainRequest(config, values.preset, weights)
+
+
+def _parse_resume(flags: Iterable[str], weights: Path | None, problems: list[str]) -> TrainRequest:
+    given = {name: value for name, _, value in (flag.removeprefix("--").partition("=") for flag in flags)}
+    others = given.keys() - {"resume", "max-steps", "weights"}
+    problems += [
+        f"--{name} cannot stand beside --resume, whose checkpoint has the settings; --max-steps and --weights can" for name in sorted(others)
+    ]
+    steps = given.get("max-steps", "1")
+    if not (steps.isascii() and steps.isdecimal() and len(steps) < 10):
+        problems.append(f"max_steps is {steps[:40]!r}; it must be a whole number, above the steps that the run has made")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return TrainRequest(TransformerConfig(), "", weights, Path(given["resume"]), int(steps) if "max-steps" in given else None)
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

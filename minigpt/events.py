@@ -93,7 +93,16 @@ class SampleEvent(TypedDict):
     text: str
 
 
-Event = LogEvent | EvalEvent | CompleteEvent | StatusEvent | DataEvent | SampleEvent
+class ResumeEvent(TypedDict):
+    """A run goes on from a checkpoint of `step` updates; what was said of later steps no longer holds."""
+
+    type: Literal["resume"]
+    step: int
+    max_steps: int
+    elapsed: float
+
+
+Event = LogEvent | EvalEvent | CompleteEvent | StatusEvent | DataEvent | SampleEvent | ResumeEvent
 Callback = Callable[[Event], None]
 AnyEvent = Mapping[str, Any]  # an event read back from a file, whose kind is not yet known
 

@@ -7,7 +7,7 @@ import json
 import math
 import threading
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from minigpt.events import AnyEvent
 
 MAX_POINTS = 2000
 SMOOTHING = 0.8
+EPOCHS = 1000  # of a series at most, until a resume
 COLUMNS = ("step", "loss", "lr", "grad_norm", "tokens_per_s", "val_loss", "elapsed")
 SERIES_NAMES = ("train", "smoothed", "val", "lr", "grad_norm", "tokens_per_s")
 SERIES = {"train": "loss", "lr": "lr", "grad_norm": "grad_norm", "tokens_per_s": "tokens_per_s"}  # series by the key of a log event
@@ -193,6 +194,18 @@ def curves(stored: object) -> dict[str, tuple[list[int], list[float | None]]]:
     return found
 
 
+def replay(stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Turn what `to_dict` returned, read back from a checkpoint, into events by which a history goes on from there."""
+    points = {name: dict(zip(*curve, strict=True)) for name, curve in curves(stored.get("series")).items()}
+    rows = [("log", step, {key: points[name].get(step) for name, key in SERIES.items() if name in points}) for step in points.get("train", {})]
+    rows += [("eval", step, {"val_loss": loss}) for step, loss in points.get("val", {}).items()]
+    yield from ({"type": kind, "step": step, **values} for kind, step, values in sorted(rows, key=lambda row: row[1]))
+    samples = stored.get("samples")
+    for sample in samples if isinstance(samples, list) else ():
+        if isinstance(sample, dict) and sample.keys() >= {"step", "prompt", "text"}:
+            yield {**sample, "type": "sample"}
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63  # false for NaN
 
@@ -209,10 +222,11 @@ NUMBERS = {"log": "loss", "eval": "val_loss", "complete": "val_loss"}
 def read_history(path: Path) -> History:
     """Read a `metrics.jsonl` back. Lines that are damaged are counted in `bad_lines` and skipped.
 
-    After a resume at step N, what the file has of steps beyond N is dropped: it was made again.
+    After a resume at step N, what the file has of steps beyond N is dropped: it was made again, and the curves count as new ones for a reader
+    who follows them. Of two rows of a kind for one step the later holds.
     """
-    events: list[dict[str, Any]] = []
-    bad = 0
+    events: dict[tuple[str, int], dict[str, Any]] = {}
+    bad = resumes = 0
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
             event = json.loads(line)
@@ -227,12 +241,15 @@ def read_history(path: Path) -> History:
             bad += 1
             continue
         if kind == "resume":
-            events = [kept for kept in events if kept.get("step", 0) <= step and kept["type"] != "complete"]
+            events = {key: kept for key, kept in events.items() if key[1] <= step and key[0] != "complete"}
+            resumes += 1
         else:
-            events.append(event)
+            events[kind, step] = event
     history = History()
     history.bad_lines = bad
-    for event in events:
+    for series in history.series.values():
+        series.epoch = resumes * EPOCHS
+    for event in events.values():
         try:
             history.append(event)
         except (KeyError, TypeError, ValueError):

@@ -1,186 +1,49 @@
-"""Runs: their folders on disk, and the one that trains now on a thread of this process.
+"""Runs: the list of their folders, and the one that trains now on a thread of this process.
 
 The page and the command line are windows on what happens here; closing one changes nothing. The only module that starts threads. Knows
 nothing of pages or words for people.
 """
 
 import contextlib
+import dataclasses
+import functools
 import json
 import logging
-import math
-import os
 import re
 import secrets
 import shutil
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
 
 from minigpt import system
 from minigpt.config import TransformerConfig
 from minigpt.corpus import load_corpus
 from minigpt.data import check_text
-from minigpt.errors import ConfigError, DataError, MiniGPTError, RunStopped
-from minigpt.events import AnyEvent, Callback, Event, StopSignal
-from minigpt.history import History, to_line
+from minigpt.errors import ConfigError, DataError, MiniGPTError
+from minigpt.header import clean
+from minigpt.history import History, read_history, replay, to_line
 from minigpt.optim import warm_up
+from minigpt.past import PastRun, describe_run, is_elsewhere, mark_interrupted, open_run, read_state
+from minigpt.resume import find_checkpoint, resumed_config
+from minigpt.run import OWN_FILES, Run, State
 from minigpt.saved import SavedCheckpoint, describe
-from minigpt.train import train
+
+__all__ = ["PastRun", "Run", "RunBusy", "RunManager", "State"]
 
 log = logging.getLogger(__name__)
 
-State = Literal["preparing", "training", "stopping", "finished", "stopped", "diverged", "failed", "interrupted"]
-LIVE: tuple[State, ...] = ("preparing", "training", "stopping")
-ENDINGS: dict[str, State] = {"finished": "finished", "early": "finished", "stopped": "stopped", "diverged": "diverged"}
-OWN_FILES = ("config.json", "state.json", "metrics.jsonl", "own text.txt")  # what a run writes beside its checkpoints
 SHORT_TEXT = 100_000  # characters, up to which a text is tried before the run is made: it may be too short for the settings
 MAX_TEXT = 20_000_000  # characters of a text given by a person on the page
+MAX_NAME = 60
 
 
 class RunBusy(MiniGPTError):  # noqa: N818  not a fault: somebody else's run is under way
     """A run is training already; `run` is that one."""
 
-    def __init__(self, run: "Run") -> None:
+    def __init__(self, run: Run) -> None:
         super().__init__(f"run {run.id} is training already (step {run.step:,} of {run.max_steps:,}); start yours when it ends")
         self.run = run
-
-
-class Run:
-    """One run of this process. Its folder holds config, metrics, checkpoints and state; `history` is what pages read, from any thread."""
-
-    def __init__(self, folder: Path, config: TransformerConfig, preset: str, *, disposable: bool) -> None:
-        self.id = folder.name
-        self.disposable = disposable  # the folder is ours, and goes if nothing comes of the run
-        self.folder = folder
-        self.config = config
-        self.preset = preset
-        self.stop = StopSignal()
-        self.history = History()
-        self.state: State = "preparing"
-        self.error = ""
-        self.message = ""
-        self.note = ""  # something that went wrong and that the run survived
-        self.ended = threading.Event()
-        self._state_lock = threading.Lock()
-        self._stop_asked_at = -math.inf
-
-    @property
-    def is_live(self) -> bool:
-        """Tell whether the run is still at work, saving included."""
-        return not self.ended.is_set()
-
-    @property
-    def step(self) -> int:
-        """The latest step that was spoken of."""
-        return max((int(event.get("step", 0)) for kind in ("log", "eval", "complete") if (event := self.history.last.get(kind))), default=0)
-
-    @property
-    def max_steps(self) -> int:
-        """The planned number of steps."""
-        return int(self.history.last.get("eval", {}).get("max_steps", self.config.max_steps))
-
-    def ask_to_stop(self, *, ignore_within_s: float = 0.0) -> None:
-        """Ask the run to stop; asked again while it stops, it skips the final evaluation.
-
-        A second request within `ignore_within_s` seconds of the first counts as the same: a double click means one thing.
-        """
-        if not self.is_live or time.monotonic() - self._stop_asked_at < ignore_within_s:
-            return
-        self._stop_asked_at = time.monotonic() if not self.stop.is_set() else self._stop_asked_at
-        self.stop.ask()
-        self._enter("stopping")
-
-    def record(self, event: AnyEvent) -> None:
-        """Write an event to the disk, then to memory: the trainer's callback, on the trainer's thread."""
-        try:
-            system.append_line(self.folder / "metrics.jsonl", to_line(event))
-        except OSError as error:  # a full disk must not end a run whose curves still live in memory
-            self.note = f"the metrics could not be written: {error.strerror}"
-        self.history.append(event)
-        kind = event["type"]
-        if kind == "status":
-            if event["phase"] == "saving":
-                self.note = event["message"]
-                return
-            self.message, self.note = event["message"], ""
-            if event["phase"] == "training":
-                self._enter("training")
-        elif kind == "complete":
-            self._enter(ENDINGS[event["reason"]])
-
-    def _enter(self, state: State) -> None:
-        """Change the state, but never back: neither from stopping to training nor out of an ending, whichever thread comes last."""
-        with self._state_lock:
-            if self.state not in LIVE or (self.state == "stopping" and state in LIVE):
-                return
-            self.state = state
-            self.write_state()
-
-    def write_config(self) -> None:
-        """Write `config.json`, by which a folder is known as a run's."""
-        system.write_atomically(self.folder / "config.json", self.config.model_dump_json(indent=1).encode())
-
-    def write_state(self) -> None:
-        """Write `state.json`; what cannot be written is logged and lost, for the run matters more."""
-        content = {"state": self.state, "pid": os.getpid(), "preset": self.preset, "error": self.error, "step": self.step, "updated_at": time.time()}
-        try:
-            system.write_atomically(self.folder / "state.json", json.dumps(content).encode())
-        except OSError as error:
-            log.warning("the state of run %s could not be written: %s", self.id, error.strerror)
-
-    def work(self, callback: Callback | None = None) -> None:
-        """Train to the end on this thread. Whatever goes wrong ends the run as failed, with the reason in `error`."""
-
-        def both(event: Event) -> None:
-            self.record(event)
-            if callback is not None:
-                callback(event)
-
-        try:
-            train(self.config, both, self.stop)
-        except RunStopped:
-            self._enter("stopped")
-        except MiniGPTError as error:
-            self._fail(str(error))
-        except OSError as error:
-            log.warning("run %s: %s", self.id, error)
-            self._fail(f"the disk refused ({error.strerror or type(error).__name__}); what was saved before is unharmed")
-        except Exception as error:  # the edge of the thread: nobody above could tell the person who waits
-            if isinstance(error, MemoryError) or "memory" in str(error):  # torch raises RuntimeError for want of memory
-                self._fail("this machine ran out of memory: try a smaller batch, width or context")
-            else:
-                log.exception("run %s failed", self.id)
-                self._fail(f"the training broke off ({type(error).__name__}: {str(error)[:200]})")
-        finally:
-            self._end()
-
-    def fail(self, error: str) -> None:
-        """End a run that never began to work."""
-        self._fail(error)
-        self._end()
-
-    def _end(self) -> None:
-        if not list(self.folder.glob("*.safetensors")):
-            self._leave_nothing()
-        elif not (self.folder / "config.json").exists():  # somebody removed the folder, and saving made it again
-            with contextlib.suppress(OSError):
-                self.write_config()
-        self.ended.set()
-
-    def _leave_nothing(self) -> None:
-        """Remove what a run wrote that never came to a model, so that its folder can be used again."""
-        if self.disposable:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            return
-        for name in OWN_FILES:
-            with contextlib.suppress(OSError):
-                (self.folder / name).unlink()
-
-    def _fail(self, error: str) -> None:
-        self.error = error
-        self._enter("failed")
 
 
 class RunManager:
@@ -244,13 +107,63 @@ class RunManager:
         with self._lock:
             if (live := self.active) is not None:
                 raise RunBusy(live)
-            run = self.latest = self.create(config, preset=preset, text=text)
-            try:
-                threading.Thread(target=run.work, name=f"run-{run.id}", daemon=True).start()
-            except RuntimeError as error:
-                run.fail("this machine has no thread left to train on: close other programs and try again")
-                raise MiniGPTError(run.error) from error
-            return run
+            return self._launch(self.create(config, preset=preset, text=text))
+
+    def _launch(self, run: Run) -> Run:
+        self.latest = run
+        try:
+            threading.Thread(target=run.work, name=f"run-{run.id}", daemon=True).start()
+        except RuntimeError as error:
+            run.fail("this machine has no thread left to train on: close other programs and try again")
+            raise MiniGPTError(run.error) from error
+        return run
+
+    def resume(self, run_id: str, *, max_steps: int | None = None, learning_rate: float | None = None) -> Run:
+        """Go on with a run of the list, on a thread of its own, and return it at once.
+
+        Args:
+            run_id: as `past` told it.
+            max_steps: a new end, for a run that is finished; the schedule is planned anew from where the run is.
+            learning_rate: a new rate; a run that diverged goes on from its last finite weights with a third of it.
+
+        Raises:
+            RunBusy: a run is at work.
+            MiniGPTError: see `reopen`; or there is no such run.
+        """
+        with self._lock:
+            if (live := self.active) is not None:
+                raise RunBusy(live)
+            return self._launch(self.reopen(self._folder(run_id), max_steps=max_steps, learning_rate=learning_rate))
+
+    def reopen(self, place: Path, *, max_steps: int | None = None, learning_rate: float | None = None) -> Run:
+        """Make ready to go on with a run; nothing trains yet.
+
+        Args:
+            place: the folder of a run, or one of our checkpoint files; a file that lies in no run's folder begins a run of its own.
+            max_steps: see `resume`.
+            learning_rate: see `resume`.
+
+        Raises:
+            CheckpointError: nothing there can be gone on from.
+            ConfigError: no step is left to make, a value is out of its range, or the folder cannot be written.
+            MiniGPTError: another process trains this run.
+        """
+        found = find_checkpoint(place)
+        folder = found.path.parent if place.is_dir() or (place.parent / "config.json").is_file() else None
+        config = resumed_config(found, folder, max_steps=max_steps, learning_rate=learning_rate)
+        try:
+            run = self.create(config, preset="resumed") if folder is None else open_run(_at_rest(folder), config)
+            metrics = run.folder / "metrics.jsonl"
+            # An empty line ends one that a power cut may have left half written.
+            for line in [""] if metrics.is_file() else map(to_line, replay(found.metadata)):
+                system.append_line(metrics, line)
+            run.write_config()
+            run.history = read_history(metrics)
+        except OSError as error:
+            raise ConfigError(f"the run's folder cannot be written ({error.strerror})") from error
+        run.origin, run.skipped = found.path, found.skipped
+        run.write_state()
+        return run
 
     def shutdown(self, timeout_s: float = 5.0) -> None:
         """Stop the run at work, without its final evaluation, and wait for it to be saved."""
@@ -264,12 +177,78 @@ class RunManager:
         waits for it."""
         for folder in self._folders():
             system.sweep_strays(folder)
-            _mark_interrupted(folder / "state.json")
+            mark_interrupted(folder)
         threading.Thread(target=_warm_up, name="warm-up", daemon=True).start()
 
     def _folders(self) -> list[Path]:
         """List the folders of runs, the newest first."""
         return [path.parent for path in sorted(self.home.glob("*/config.json"), key=_modified, reverse=True)]
+
+    def _folder(self, run_id: str) -> Path:
+        """Return the folder of a listed run, whose id is never used as a path."""
+        for folder in self._folders():
+            if folder.name == run_id:
+                return folder
+        raise MiniGPTError("there is no such run; it may have been deleted")
+
+    def past(self, limit: int = 10) -> list[PastRun]:
+        """List the latest runs, the newest first and the one at work included, each read from its state and one header."""
+        lines = [describe_run(folder) for folder in self._folders()[:limit]]
+        if (run := self.active) is None:
+            return lines
+        now = functools.partial(dataclasses.replace, state=run.state, step=run.step, max_steps=run.max_steps, resumable=False)
+        checked = run.history.last.get("eval", {})
+        losses = {name: checked.get(name) for name in ("val_loss", "best_val_loss")}
+        return [now(line, **losses) if line.id == run.id else line for line in lines]
+
+    def run(self, run_id: str) -> Run | None:
+        """Return a run by its id, for reading: this process's latest, or one of the past with the curves of its folder."""
+        if (latest := self.latest) is not None and latest.id == run_id:
+            return latest
+        try:
+            folder = self._folder(run_id)
+            return _opened(folder, _modified(folder / "metrics.jsonl"), _modified(folder / "state.json"))
+        except (MiniGPTError, OSError):
+            return None
+
+    def history(self, run_id: str) -> History:
+        """Return all that a run has said; damaged lines of its file are counted in `bad_lines`. Empty if there is no such run."""
+        run = self.run(run_id)
+        return History() if run is None else run.history
+
+    def rename(self, run_id: str, name: str) -> None:
+        """Give a run a name to be shown, cleaned and cut to 60 characters; an empty one takes the name away.
+
+        Raises:
+            MiniGPTError: there is no such run, another process trains it, or its state cannot be written.
+        """
+        name = clean(" ".join(name.split())[:MAX_NAME]) or run_id
+        if (run := self.latest) is not None and run.id == run_id:
+            run.rename(name)
+            return
+        folder = _at_rest(self._folder(run_id))
+        try:
+            system.write_atomically(folder / "state.json", json.dumps({**read_state(folder), "name": name}).encode())
+        except OSError as error:
+            raise ConfigError(f"the name cannot be written ({error.strerror})") from error
+
+    def delete(self, run_id: str) -> None:
+        """Delete a run with all its files.
+
+        Raises:
+            RunBusy: it is at work.
+            MiniGPTError: there is no such run, another process trains it, or the disk refuses.
+        """
+        with self._lock:
+            if (live := self.active) is not None and live.id == run_id:
+                raise RunBusy(live)
+            folder = _at_rest(self._folder(run_id))
+            try:
+                shutil.rmtree(folder)  # which refuses a link to a folder elsewhere
+            except OSError as error:
+                raise ConfigError(f"run {run_id} cannot be deleted ({error.strerror or error})") from error
+            if self.latest is not None and self.latest.id == run_id:
+                self.latest = None
 
     def checkpoint(self, run: str, kind: str) -> SavedCheckpoint | None:
         """Return one listed checkpoint by the names of its run and kind, neither of which is used as a path."""
@@ -288,21 +267,23 @@ class RunManager:
         return found[:limit]
 
 
+def _at_rest(folder: Path) -> Path:
+    """Return the folder of a run unless another process trains it."""
+    if is_elsewhere(read_state(folder)):
+        raise MiniGPTError(f"run {folder.name} is training in another process: stop it there first")
+    return folder
+
+
+@functools.lru_cache(maxsize=8)
+def _opened(folder: Path, *_changed: float) -> Run:
+    return open_run(folder)
+
+
 def _modified(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:  # removed meanwhile
         return 0.0
-
-
-def _mark_interrupted(path: Path) -> None:
-    try:
-        state: Mapping[str, Any] = json.loads(path.read_bytes())
-        # Our own number counts as dead: a restarted container gives it to the new process, and this one has just begun.
-        if state.get("state") in LIVE and (state.get("pid") == os.getpid() or not system.process_lives(int(state.get("pid", 0)))):
-            system.write_atomically(path, json.dumps({**state, "state": "interrupted"}).encode())
-    except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
-        log.warning("%s/state.json cannot be read or written; the run's checkpoints are unharmed", path.parent.name)
 
 
 def _warm_up() -> None:

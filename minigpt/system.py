@@ -1,6 +1,7 @@
 """What differs between operating systems, each with the fallback that holds where it is missing. Knows no torch and no page."""
 
 import contextlib
+import errno
 import os
 import secrets
 import signal
@@ -113,10 +114,16 @@ def sync_folder(folder: Path) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line with one system call, so that a kill loses nothing that was acknowledged and no half line of another writer."""
+    """Append one line with one system call, so that a kill loses nothing that was acknowledged and no half line of another writer.
+
+    A full disk may take a part of it; that part is cut off again, so that the next line starts on its own.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o644)
     try:
-        os.write(descriptor, line.encode() + b"\n")
+        before, data = os.fstat(descriptor).st_size, line.encode() + b"\n"
+        if os.write(descriptor, data) < len(data):
+            os.ftruncate(descriptor, before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(descriptor)
 
@@ -144,7 +151,7 @@ def process_lives(pid: int) -> bool:
         return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

@@ -24,6 +24,7 @@ from minigpt.generate import sample, sample_time
 from minigpt.history import History
 from minigpt.model import MiniGPT
 from minigpt.optim import configure_optimizer, get_lr
+from minigpt.resume import restore
 from minigpt.tokenizer import TextTokenizer
 
 __all__ = ["configure_optimizer", "evaluate", "get_lr", "load_checkpoint", "save_checkpoint", "train"]
@@ -40,6 +41,8 @@ def train(
     config: TransformerConfig,
     callback: Callback | None = None,
     stop_event: threading.Event | None = None,
+    *,
+    resume: Path | None = None,
 ) -> tuple[MiniGPT, TextTokenizer]:
     """Train as `config` says and return the model as it is at the end, with its tokenizer.
 
@@ -48,15 +51,19 @@ def train(
     event is looked at in every phase; a `StopSignal` asked twice also skips the final evaluation. On a CPU equal settings give equal runs,
     as long as nothing else in the process draws from torch's global generator.
 
+    With `resume`, one of our checkpoints, the run goes on from there; `config` then is what `resume.resumed_config` made of it. On a CPU such
+    a run equals one that never stopped, bit for bit.
+
     Raises:
+        CheckpointError: the checkpoint lacks what a resume needs.
         ConfigError: the settings do not fit each other or this machine.
-        DataError: the text cannot be read or is too short.
+        DataError: the text cannot be read, is too short, or is not the one that the checkpoint learned from.
         RunStopped: the stop event was set before there was a model.
     """
     config.check()
     stop = stop_event if stop_event is not None else threading.Event()
     emit = callback if callback is not None else _ignore
-    trainer = Trainer(config, emit, stop)
+    trainer = Trainer(config, emit, stop, resume)
     trainer.finish(trainer.loop())
     return trainer.model, trainer.tokenizer
 
@@ -68,7 +75,7 @@ def _ignore(_event: Event) -> None:
 class Trainer:
     """One run between its first and its last step. Everything that a resume would need is an attribute."""
 
-    def __init__(self, config: TransformerConfig, emit: Callback, stop: threading.Event) -> None:
+    def __init__(self, config: TransformerConfig, emit: Callback, stop: threading.Event, resume: Path | None = None) -> None:
         self.config, self.stop = config, stop
         self.history = History()
         self.emit = self._recorded(emit)
@@ -83,15 +90,20 @@ class Trainer:
         self.optimizer = configure_optimizer(self.model, config.learning_rate, config.weight_decay, config.optimizer)
         self.threads = choose_threads(config, self.device, stop)
         self.step = 0
-        self.val_loss, self.val_step = math.nan, 0
+        self.val_loss, self.val_step = math.nan, -1
         self.best_val_loss, self.best_step = math.inf, 0
         self.without_best = 0
+        self.checks: dict[str, Any] | None = None
         self.step_seconds = 0.0
-        self.saved_at = 0.0
         self.next_sample = 0
+        self.elapsed_before = 0.0  # in earlier sittings
         self.began = time.perf_counter()
         machine = {"parameters": self.model.count_parameters(), "device": self.device.type, "threads": self.threads}
         self.emit(cast(DataEvent, {"type": "data", **self.text.facts(), **machine}))
+        if resume is not None:
+            restore(self, read_checkpoint(resume))
+            self.emit({"type": "resume", "step": self.step, "max_steps": self.max_steps, "elapsed": self.elapsed_before})
+        self.first_step, self.saved_at = self.step, self.elapsed_before
 
     def _recorded(self, emit: Callback) -> Callback:
         def both(event: Event) -> None:
@@ -102,15 +114,16 @@ class Trainer:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the loop began."""
-        return time.perf_counter() - self.began
+        """Seconds since the loop began, those of earlier sittings included."""
+        return self.elapsed_before + time.perf_counter() - self.began
 
     def loop(self) -> Reason:
         """Make steps until the run is over; return why it is."""
         config = self.config
         self.began = time.perf_counter()
         self.emit({"type": "status", "phase": "training", "message": f"training on {self.text.corpus.name}"})
-        self.validate()
+        if self.val_step != self.step and self.step % config.eval_interval == 0:  # a resumed run may have it already
+            self.validate()
         self.sample_when_due()
         while self.step < self.max_steps:
             if self.stop.is_set():
@@ -147,7 +160,7 @@ class Trainer:
 
     def report(self, step: int, loss: float, lr: float, grad_norm: float) -> None:
         """Emit a log event; tokens per second are those of the steps alone, since the last event."""
-        seen = step - (self.history.last["log"]["step"] if "log" in self.history.last else 0)
+        seen = step - max(self.history.last.get("log", {}).get("step", 0), self.first_step)
         tokens_per_s = seen * self.config.batch_size * self.config.max_seq_len / max(self.step_seconds, 1e-9)
         self.step_seconds = 0.0
         self.emit(
@@ -214,15 +227,23 @@ class Trainer:
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint tells beyond weights and settings."""
         return {
-            "val_step": self.val_step,
+            "val_step": max(self.val_step, 0),
             "best_val_loss": self.best_val_loss if math.isfinite(self.best_val_loss) else None,
             "best_step": self.best_step,
             "max_steps": self.max_steps,
             "elapsed": self.elapsed,
             "threads": self.threads,
             "corpus": {"name": self.text.corpus.name, "sha256": self.text.corpus.sha256},
+            "checks": self.checks or self.standing(),
+            "next_sample": self.next_sample,
             **self.history.to_dict(),
         }
+
+    def standing(self) -> dict[str, Any]:
+        """Return what the checks on the way have found, by which best and patience go on after a resume."""
+        found = {"val_loss": self.val_loss, "best_val_loss": self.best_val_loss}
+        losses = {name: value if math.isfinite(value) else None for name, value in found.items()}
+        return {**losses, "val_step": self.val_step, "best_step": self.best_step, "without_best": self.without_best}
 
     def tolerant_save(self, name: str) -> None:
         """Save, but let the run go on if the disk refuses: the older file is unharmed, and the end of the run tries again."""
@@ -235,6 +256,7 @@ class Trainer:
 
     def finish(self, reason: Reason) -> None:
         """Save at once, then measure the final validation loss, save with the result, say so."""
+        self.checks = self.standing()  # the final losses are of more text and must not be compared with checks after a resume
         self.save("last")
         self.emit({"type": "status", "phase": "evaluating", "message": "saved; measuring the final validation loss"})
         hurry = self.stop.hurry if isinstance(self.stop, StopSignal) else None

@@ -16,9 +16,9 @@ PACKAGE = ROOT / "minigpt"
 LAYERS = {  # from the lowest up; a module imports its own layer and those below. A package's modules stand where the package does.
     "words": ("config", "presets", "events", "errors", "system"),
     "parts": ("tokenizer", "corpus", "data", "model", "loss", "optim", "device", "evaluation", "generate", "checkpoint", "header", "history"),
-    "loop": ("train", "distributed"),
+    "loop": ("train", "resume", "distributed"),
     "above": ("inspection", "export", "bench"),
-    "runs": ("saved", "runs"),
+    "runs": ("saved", "run", "past", "runs"),
     "faces": ("ui", "cli", "cli_flags", "progress", "__main__"),
 }
 RANK = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from minigpt import run as one_run
 from minigpt import runs, system
 from minigpt import train as trainer
 from minigpt.config import TransformerConfig
@@ -123,11 +124,11 @@ def test_the_settings_are_kept_as_they_were_asked_for(manager: RunManager, tiny_
 def test_a_run_trains_on_a_thread_of_its_own(manager: RunManager, tiny_text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
-    def train(*arguments: Any) -> object:
+    def train(*arguments: Any, **named: Any) -> object:
         threads.append(threading.current_thread())
-        return trainer.train(*arguments)
+        return trainer.train(*arguments, **named)
 
-    monkeypatch.setattr(runs, "train", train)
+    monkeypatch.setattr(one_run, "train", train)
     run = manager.start(tiny(), preset="quick", text=tiny_text)
     assert manager.latest is run
     assert run.ended.wait(LIMIT_S)
@@ -360,10 +361,10 @@ def test_a_chosen_folder_that_holds_a_run_is_refused_and_stays_as_it_is(name: st
 def test_whatever_breaks_the_trainer_ends_the_run_as_failed_with_words(
     error: Exception, words: str, manager: RunManager, tiny_text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(runs, "train", broken)
+    monkeypatch.setattr(one_run, "train", broken)
     run = manager.start(tiny(), preset="quick", text=tiny_text)
     assert run.ended.wait(LIMIT_S)
     assert run.state == "failed"
