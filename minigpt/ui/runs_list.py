@@ -73,28 +73,31 @@ def build(manager: RunManager, tab: train_tab.TrainTab) -> None:
 
     def renamed(run_id: str, new: str) -> str:
         """Give the run a name, or say why not."""
-        with train_tab.refusing("Not renamed"):
+        try:
             manager.rename(run_id, new)
+        except MiniGPTError as error:
+            train_tab.warn(error, "Not renamed")
         return ""
 
     def asked(run_id: str) -> tuple[Any, str]:
         """Ask whether the run shall go, by its name."""
-        with train_tab.refusing("Not deleted"):
-            run = known(manager, run_id)
-        sentence = f"Delete {run.name} with its checkpoints, curves and samples? This cannot be undone."
+        run = feed.find_run(manager, run_id)
+        sentence = f"Delete {run.name} with its checkpoints, curves and samples? This cannot be undone." if run else "This run is gone already."
         return gr.Group(visible=True), html.escape(sentence)
 
     def deleted(run_id: str) -> Any:
         """Delete the run, or say why not."""
-        with train_tab.refusing("Not deleted"):
+        try:
             manager.delete(run_id)
+        except MiniGPTError as error:
+            train_tab.warn(error, "Not deleted")
         return gr.Group(visible=False)
 
     gr.on([manage.expand, steps.input], planned, [shown, steps], plan, js=SHOWN, **train_tab.QUIET)
     refresh: dict[str, Any] = {"js": "() => window.minigpt.refresh()", "api_visibility": "private"}
-    rename.click(renamed, [shown, name], name, js=SHOWN, **train_tab.QUIET).success(None, **refresh)
+    rename.click(renamed, [shown, name], name, js=SHOWN, **train_tab.WARNING).then(None, **refresh)
     delete.click(asked, shown, [sure, question], js=SHOWN, **train_tab.QUIET)
-    yes.click(deleted, shown, sure, js=SHOWN, **train_tab.QUIET).success(None, **refresh)
+    yes.click(deleted, shown, sure, js=SHOWN, **train_tab.WARNING).then(None, **refresh)
     no.click(lambda: gr.Group(visible=False), None, sure, **train_tab.QUIET)
 
 
@@ -128,7 +131,7 @@ def longer(run: Run, more: Any) -> int:
 def _goer(manager: RunManager, change: Callable[[Run, Any], dict[str, Any]]) -> Any:
     def go_on(run_id: str, more: Any, has_plotly: bool) -> Iterator[tuple[Any, ...]]:
         """Go on with a run, or watch the one that is live, and yield the trainer's updates until it ends."""
-        with train_tab.refusing("Not started"):
+        with train_tab.refusing():
             changes = change(known(manager, run_id), more)
             run = train_tab.or_the_live_one(lambda: manager.resume(run_id, **changes))
         yield from train_tab.watch(run, whole_figures=has_plotly is False)

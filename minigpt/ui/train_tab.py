@@ -31,7 +31,9 @@ TELL_PLOTLY = """async (...values) => {
 }"""
 CHART_CONTROLS = """<label>Smoothing <input id="smoothing" type="range" min="0" max="0.98" step="0.02" value="0.8"></label>
 <label><input id="log-axis" type="checkbox"> Log axis</label>"""
+FORM_AS_IT_IS = [gr.skip()] * (1 + len(form.NAMES) + 5)  # preset, controls, and what `_planned` fills
 QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+WARNING: dict[str, Any] = {**QUIET, "queue": True}  # a warning reaches the page through the queue alone
 
 
 @dataclass
@@ -83,13 +85,13 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
                 gr.HTML('<div class="rows"></div><button id="csv" type="button">Download all rows as CSV</button>', elem_id="log")
     has_plotly, link = gr.Checkbox(True, visible=False), gr.Textbox(form.link(DEFAULT_PRESET, PRESETS[DEFAULT_PRESET].config()), visible=False)
     source.input(lambda chosen: gr.Group(visible=chosen == OWN), source, own, **QUIET)
-    gr.on([source.input, text.input], None, [source, text], None, js=memory.REMEMBER_TEXT, api_visibility="private")
+    gr.on([source.input, text.change], None, [source, text], None, js=memory.REMEMBER_TEXT, api_visibility="private")
     after = [about, reset, schedule, command, link]
     edits = [getattr(control, "input") for control in controls]  # noqa: B009  gradio adds events at run time
     for planned in (
         gr.on([preset.input, reset.click], _choose, preset, [*controls, *after], **QUIET),
         gr.on(edits, _planned, [preset, *controls], after, trigger_mode="always_last", **QUIET),
-        load.upload(_load, load, [preset, *controls, *after], **QUIET),
+        load.upload(_load, load, [preset, *controls, *after], **WARNING),
     ):
         planned.then(None, link, None, js=memory.REMEMBER, api_visibility="private")
     copy.click(None, link, copy, js=memory.COPY_LINK, api_visibility="private")
@@ -188,27 +190,29 @@ def arriver(manager: RunManager) -> Any:
     def arrive(given: str, source: str, text: str) -> list[Any]:
         """Fill the form: from a link's settings, else from the run that is live, else as it was; a new page is left alone."""
         texts = [source, text, gr.Group(visible=source == OWN)] if source == OWN else [gr.skip()] * 3
-        skipped = [gr.skip()] * (len(form.NAMES) + 6)
         try:
             asked = form.from_link(given)
             if (run := manager.active) is not None and not (asked and given.startswith("?")):
                 asked = (run.preset if run.preset in PRESETS else "classic", run.config)
         except MiniGPTError as error:
-            gr.Warning(html.escape(f"The settings in this address do not fit: {error}"))
-            return [*texts, *skipped]
-        return [*texts, *(_filled(*asked) if asked else skipped)]
+            warn(error, "The settings in this address do not fit")
+            return [*texts, *FORM_AS_IT_IS]
+        return [*texts, *(_filled(*asked) if asked else FORM_AS_IT_IS)]
 
     return arrive
 
 
 def _save(preset: str, *values: Any) -> str:
-    with refusing("Not saved"):
+    with refusing():
         return form.to_json(preset, form.read(preset, values))
 
 
 def _load(content: bytes) -> list[Any]:
-    with refusing("Not loaded"):
+    try:
         return _filled(*form.from_json(content))
+    except MiniGPTError as error:
+        warn(error, "Not loaded")
+        return FORM_AS_IT_IS
 
 
 def own_text(source: str, text: str | None, file: bytes | None) -> str | None:
@@ -226,25 +230,30 @@ def own_text(source: str, text: str | None, file: bytes | None) -> str | None:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def refusal(error: MiniGPTError, title: str = "Not started") -> gr.Error:
+def refusal(error: MiniGPTError) -> gr.Error:
     """Turn an error into what gradio shows as a message; it renders markup, so what a person typed is escaped."""
-    return gr.Error(html.escape(str(error)).replace("\n", "<br>"), duration=20, title=title, print_exception=False)
+    return gr.Error(html.escape(str(error)).replace("\n", "<br>"), duration=20, title="Not started", print_exception=False)
 
 
 @contextlib.contextmanager
-def refusing(title: str) -> Iterator[None]:
-    """Show as a message what is refused inside."""
+def refusing() -> Iterator[None]:
+    """Show as a message what is refused inside, and end the event."""
     try:
         yield
     except MiniGPTError as error:
-        raise refusal(error, title) from None
+        raise refusal(error) from None
+
+
+def warn(error: MiniGPTError, title: str) -> None:
+    """Show a message and let the event go on: gradio writes "Error" over everything that an event which failed would have filled."""
+    gr.Warning(html.escape(str(error)).replace("\n", "<br>"), duration=20, title=title)
 
 
 def _starter(manager: RunManager) -> Any:
     def start(source: str, text: str, file: bytes | None, preset: str, *rest: Any) -> Iterator[tuple[Any, ...]]:
         """Start a run, or watch the one that is live, and yield the trainer's updates until it ends."""
         *values, has_plotly = rest
-        with refusing("Not started"):
+        with refusing():
             config = form.read(preset, values)
             run = or_the_live_one(lambda: manager.start(config, preset=preset, text=own_text(source, text, file)))
         yield from watch(run, whole_figures=has_plotly is False)
