@@ -195,10 +195,15 @@ def curves(stored: object) -> dict[str, tuple[list[int], list[float | None]]]:
 
 
 def replay(stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Turn what `to_dict` returned, read back from a checkpoint, into events by which a history goes on from there."""
+    """Turn what `to_dict` returned, read back from a checkpoint, into events by which a history goes on from there.
+
+    A loss measured at the end of the run is left out: it is of more text than the `checks` on the way, and would be a jag in the curve.
+    """
+    checks = stored.get("checks")
+    checked = checks["val_step"] if isinstance(checks, dict) and _is_number(checks.get("val_step")) else math.inf
     points = {name: dict(zip(*curve, strict=True)) for name, curve in curves(stored.get("series")).items()}
     rows = [("log", step, {key: points[name].get(step) for name, key in SERIES.items() if name in points}) for step in points.get("train", {})]
-    rows += [("eval", step, {"val_loss": loss}) for step, loss in points.get("val", {}).items()]
+    rows += [("eval", step, {"val_loss": loss}) for step, loss in points.get("val", {}).items() if step <= checked]
     yield from ({"type": kind, "step": step, **values} for kind, step, values in sorted(rows, key=lambda row: row[1]))
     samples = stored.get("samples")
     for sample in samples if isinstance(samples, list) else ():

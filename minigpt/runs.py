@@ -154,9 +154,11 @@ class RunManager:
         try:
             run = self.create(config, preset="resumed") if folder is None else open_run(_at_rest(folder), config)
             metrics = run.folder / "metrics.jsonl"
-            # An empty line ends one that a power cut may have left half written.
-            for line in [""] if metrics.is_file() else map(to_line, replay(found.metadata)):
-                system.append_line(metrics, line)
+            if not metrics.is_file():
+                for event in replay(found.metadata):
+                    system.append_line(metrics, to_line(event))
+            elif metrics.read_bytes()[-1:] not in (b"", b"\n"):
+                system.append_line(metrics, "")  # ends the line that a power cut left half written
             run.write_config()
             run.history = read_history(metrics)
         except OSError as error:
