@@ -36,16 +36,7 @@ def build(manager: RunManager, tab: train_tab.TrainTab) -> None:
             steps = gr.Number(MORE_STEPS, label="Steps to add", precision=0, elem_id="more-steps")
             extend = gr.Button("Extend", size="sm", elem_id="extend")
         plan = gr.Plot(charts.as_plot(charts.schedule_figure(PRESETS[DEFAULT_PRESET].config())), show_label=False, elem_id="extension")
-        with gr.Row(elem_id="rename-row"):
-            name = gr.Textbox(label="New name", max_lines=1, max_length=80, elem_id="new-name")
-            rename = gr.Button("Rename", size="sm", elem_id="rename")
-        delete = gr.Button("Delete this run…", size="sm", elem_id="delete")
-        with gr.Group(visible=False) as sure:
-            question = gr.HTML("", elem_id="delete-question", padding=True)
-            with gr.Row():
-                yes = gr.Button("Delete it for good", variant="stop", size="sm", elem_id="delete-yes")
-                no = gr.Button("Keep it", size="sm", elem_id="delete-no")
-
+        _naming_and_deleting(manager, shown)
     for clicks, change in (
         ([resume.click], lambda run, _: {}),
         ([restart.click, tab.restart.click], lambda run, _: {"learning_rate": third(run)}),
@@ -71,6 +62,22 @@ def build(manager: RunManager, tab: train_tab.TrainTab) -> None:
         except MiniGPTError:
             return gr.skip()
 
+    gr.on([manage.expand, steps.input], planned, [shown, steps], plan, js=SHOWN, **train_tab.QUIET)
+
+
+def _naming_and_deleting(manager: RunManager, shown: gr.Textbox) -> None:
+    """Lay out and wire what changes a run's name or removes it, the latter only when confirmed."""
+    with gr.Row(elem_id="rename-row"):
+        name = gr.Textbox(label="New name", max_lines=1, max_length=60, elem_id="new-name")
+        rename = gr.Button("Rename", size="sm", elem_id="rename")
+    delete = gr.Button("Delete this run…", size="sm", elem_id="delete")
+    doomed = gr.Textbox(visible=False)  # the run that was asked about, whatever the page shows by then
+    with gr.Group(visible=False) as sure:
+        question = gr.HTML("", elem_id="delete-question", padding=True)
+        with gr.Row():
+            yes = gr.Button("Delete it for good", variant="stop", size="sm", elem_id="delete-yes")
+            no = gr.Button("Keep it", size="sm", elem_id="delete-no")
+
     def renamed(run_id: str, new: str) -> str:
         """Give the run a name, or say why not."""
         try:
@@ -79,11 +86,11 @@ def build(manager: RunManager, tab: train_tab.TrainTab) -> None:
             train_tab.warn(error, "Not renamed")
         return ""
 
-    def asked(run_id: str) -> tuple[Any, str]:
+    def asked(run_id: str) -> tuple[Any, str, str]:
         """Ask whether the run shall go, by its name."""
         run = feed.find_run(manager, run_id)
         sentence = f"Delete {run.name} with its checkpoints, curves and samples? This cannot be undone." if run else "This run is gone already."
-        return gr.Group(visible=True), html.escape(sentence)
+        return gr.Group(visible=True), html.escape(sentence), run_id
 
     def deleted(run_id: str) -> Any:
         """Delete the run, or say why not."""
@@ -93,11 +100,10 @@ def build(manager: RunManager, tab: train_tab.TrainTab) -> None:
             train_tab.warn(error, "Not deleted")
         return gr.Group(visible=False)
 
-    gr.on([manage.expand, steps.input], planned, [shown, steps], plan, js=SHOWN, **train_tab.QUIET)
     refresh: dict[str, Any] = {"js": "() => window.minigpt.refresh()", "api_visibility": "private"}
     rename.click(renamed, [shown, name], name, js=SHOWN, **train_tab.WARNING).then(None, **refresh)
-    delete.click(asked, shown, [sure, question], js=SHOWN, **train_tab.QUIET)
-    yes.click(deleted, shown, sure, js=SHOWN, **train_tab.WARNING).then(None, **refresh)
+    delete.click(asked, shown, [sure, question, doomed], js=SHOWN, **train_tab.QUIET)
+    yes.click(deleted, doomed, sure, **train_tab.WARNING).then(None, **refresh)
     no.click(lambda: gr.Group(visible=False), None, sure, **train_tab.QUIET)
 
 
