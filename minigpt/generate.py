@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from minigpt.config import BOS, EOS, PAD, UNK
-from minigpt.model import MiniGPT
+from minigpt.model import Cache, MiniGPT
 from minigpt.tokenizer import TextTokenizer
 
 NEVER_WRITTEN = (PAD, UNK, BOS, EOS)
@@ -30,7 +30,8 @@ def generate(
 
     Args:
         model: left in the mode it was in.
-        ids: the prompt; the model sees the last `max_seq_len` of prompt and text.
+        ids: the prompt; the model sees the last `max_seq_len` of prompt and text at most, and half of that at least: when its window is full,
+            it starts anew from the last half, for moving every token by one place would cost a whole pass each time.
         max_tokens: how many to write.
         temperature: 0 takes the likeliest token each time; higher is bolder.
         top_k: draw from this many likeliest tokens; 0 means from all.
@@ -38,17 +39,20 @@ def generate(
     """
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     device = model.embedding.weight.device
-    context = list(ids)
+    context, longest = list(ids), model.config.max_seq_len
+    unread, cache = context[-longest:], Cache()
     for _ in range(max_tokens):
         was_training = model.training
         model.eval()
         try:
-            x = torch.tensor([context[-model.config.max_seq_len :]], device=device)  # (1, T)
-            logits = model.hidden(x)[0, -1] @ model.embedding.weight.T  # (V,)
+            if cache.length + len(unread) > longest:
+                unread, cache = context[-max(longest // 2, 1) :], Cache()
+            logits = model.hidden(torch.tensor([unread], device=device), cache)[0, -1] @ model.embedding.weight.T  # (V,)
         finally:
             model.train(was_training)
         index = _draw(logits.float().cpu(), temperature, top_k, generator)
         context.append(index)
+        unread = [index]
         yield index
 
 
@@ -73,12 +77,13 @@ def write(
     top_k: int = 50,
     seed: int = 0,
 ) -> Iterator[str]:
-    """Yield the text so far, prompt included, after each new token. An empty prompt starts from a line break."""
+    """Yield the text so far after each new token: the prompt as it was given, then what follows. An empty prompt starts from a line break."""
     ids = tokenizer.encode(prompt) or [first_id(tokenizer)]
+    start, read = prompt.rstrip(), len(tokenizer.decode(ids).rstrip())  # a word that the vocabulary lacks is read as unknown, yet shown as typed
     generator = torch.Generator().manual_seed(seed)
     for index in generate(model, ids, max_tokens, temperature=temperature, top_k=top_k, generator=generator):
         ids.append(index)
-        yield tokenizer.decode(ids)
+        yield start + tokenizer.decode(ids)[read:]
 
 
 def sample(model: MiniGPT, tokenizer: TextTokenizer, seed: int, stop_event: threading.Event | None = None) -> tuple[str, str] | None:

@@ -46,13 +46,13 @@ def resumed_config(
     """
     values = checkpoint.config.model_dump(exclude=LOCAL_FIELDS) | ({} if folder is None else _places(folder))
     values["threads"] = checkpoint.metadata.get("threads", 0)  # one more would add up in another order
-    planned = checkpoint.metadata.get("max_steps", values["max_steps"])
     if max_steps is not None:
         values |= {"max_steps": max_steps, "max_epochs": None}
-        planned = max_steps
     if learning_rate is not None:
         values |= {"learning_rate": learning_rate, "min_lr": min(values["min_lr"], learning_rate)}
     config = parse_config(values)
+    stored = checkpoint.metadata.get("max_steps")  # epochs may have made it less than the setting
+    planned = stored if max_steps is None and type(stored) is int else config.max_steps
     if checkpoint.step >= planned:
         more = 2 * max(checkpoint.step, 1)
         raise ConfigError(f"max_steps is {planned:,}; the run has made {checkpoint.step:,} steps already: to go on, try max_steps {more}")

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from minigpt import system
 from minigpt.config import TransformerConfig
-from minigpt.corpus import load_corpus
-from minigpt.data import check_text
+from minigpt.data import check_text, prepare_text
 from minigpt.errors import ConfigError, DataError, MiniGPTError
 from minigpt.header import clean
-from minigpt.history import History, read_history, replay, to_line
+from minigpt.history import History, replay, to_line
 from minigpt.optim import warm_up
 from minigpt.past import PastRun, describe_run, is_elsewhere, mark_interrupted, open_run, read_state
+from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.resume import find_checkpoint, resumed_config
 from minigpt.run import OWN_FILES, Run, State
 from minigpt.saved import SavedCheckpoint, describe
@@ -153,14 +153,15 @@ class RunManager:
         config = resumed_config(found, folder, max_steps=max_steps, learning_rate=learning_rate)
         try:
             run = self.create(config, preset="resumed") if folder is None else open_run(_at_rest(folder), config)
+            system.sweep_strays(run.folder)
             metrics = run.folder / "metrics.jsonl"
             if not metrics.is_file():
                 for event in replay(found.metadata):
                     system.append_line(metrics, to_line(event))
+                    run.history.append(event)
             elif metrics.read_bytes()[-1:] not in (b"", b"\n"):
                 system.append_line(metrics, "")  # ends the line that a power cut left half written
             run.write_config()
-            run.history = read_history(metrics)
         except OSError as error:
             raise ConfigError(f"the run's folder cannot be written ({error.strerror})") from error
         run.origin, run.skipped = found.path, found.skipped
@@ -291,4 +292,4 @@ def _modified(path: Path) -> float:
 def _warm_up() -> None:
     warm_up()
     with contextlib.suppress(MiniGPTError, OSError):  # the run itself will say what is wrong
-        load_corpus("")
+        prepare_text(PRESETS[DEFAULT_PRESET].config(), lambda _event: None, threading.Event())

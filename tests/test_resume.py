@@ -101,7 +101,7 @@ def last(config: TransformerConfig) -> Path:
 @pytest.mark.parametrize("threads", [1, 2], ids="threads {}".format)
 @pytest.mark.parametrize(("optimizer", "arch"), [("adamw", "gpt2"), ("muon", "modern")])
 def test_a_run_that_was_cut_equals_one_that_never_was(optimizer: str, arch: str, threads: int, cut: int, config: Any) -> None:
-    settings = {"optimizer": optimizer, "arch": arch, "threads": threads, "max_seq_len": 32, "d_model": 32}
+    settings = {"optimizer": optimizer, "arch": arch, "threads": threads, "max_seq_len": 32, "d_model": 64}  # wide enough for bfloat16
     whole = sitting(config("whole", **settings))
     first = sitting(config("cut", **settings), cut=cut)
     assert max(event["step"] for event in first if event["type"] == "log") == cut
@@ -383,6 +383,16 @@ def test_another_text_is_refused_and_so_is_a_missing_one(config: Any, manager: R
     run = manager.reopen(last(config()).parent)
     run.work()
     assert (run.state, run.error) == ("finished", "")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_trains(manager: RunManager, config: Any) -> None:
+    sitting(config(), cut=4)
+    (last(config()).parent / "metrics.jsonl").mkdir()
+    (last(config()).parent / "config.json").write_text(config().model_dump_json())
+    before = last(config()).read_bytes()
+    with pytest.raises(ConfigError, match=r"^the run's folder cannot be written \("):
+        manager.reopen(last(config()).parent)
+    assert last(config()).read_bytes() == before
 
 
 def test_a_folder_that_was_moved_goes_on_in_its_new_place(manager: RunManager, config: Any, tiny_text: str, tmp_path: Path) -> None:
