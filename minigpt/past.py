@@ -99,6 +99,7 @@ def open_run(folder: Path, config: TransformerConfig | None = None) -> Run:
     run.name, run.started_at, run.history = line.name, line.started_at, read_history(folder / "metrics.jsonl")
     if config is None:
         run.state, run.error, run.max_steps = line.state, line.error, line.max_steps
+        run.life = "past"  # the same however often the folder is read: what stands there only grows
         run.ended.set()
     return run
 

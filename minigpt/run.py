@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import secrets
 import shutil
 import threading
 import time
@@ -48,6 +49,7 @@ class Run:
         self.message = ""
         self.note = ""  # something that went wrong and that the run survived
         self.ended = threading.Event()
+        self.life = secrets.token_hex(4)  # a reader's curves are of one life: a run that is gone on with keeps its id but not all its points
         self._state_lock = threading.Lock()
         self._stop_asked_at = -math.inf
 

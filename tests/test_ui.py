@@ -429,6 +429,7 @@ def test_the_script_appends_to_the_traces_that_the_loss_chart_has() -> None:
     figure = charts.loss_figure(curves, {"uniform": 7.5, "unigram": 5.5}, (40, 2.5), 99)
     assert [(list(figure.data[place].x), list(figure.data[place].y)) for place in range(3)] == [curves[name] for name in series]
     best, uniform, unigram, bad = script_numbers("BEST")
+    assert f"OVERLAYS = {len(figure.data)};" in SCRIPT
     assert (list(figure.data[best].x), list(figure.data[best].y)) == ([40], [2.5])
     assert (list(figure.data[uniform].x), list(figure.data[uniform].y)) == ([0, 99], [7.5, 7.5])
     assert (list(figure.data[unigram].x), list(figure.data[unigram].y)) == ([0, 99], [5.5, 5.5])

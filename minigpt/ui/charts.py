@@ -16,6 +16,7 @@ Curve = tuple[list[int], list[float | None]]
 Curves = Mapping[str, Curve]
 
 GREY, BLUE, ORANGE, GOLD, RED = "rgba(128,128,128,.55)", "#3b82f6", "#f97316", "#eab308", "#ef4444"
+OVERLAYS = ("#0d9488", "#a855f7", "#db2777", "#65a30d")
 GRID = "rgba(128,128,128,.22)"
 MODE_BAR = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]}
 
@@ -67,6 +68,15 @@ def loss_figure(curves: Curves, baselines: Mapping[str, float | None], best: tup
     return _dressed(figure, 320)
 
 
+def overlay(curves: Curves, name: str, colour: str) -> list[dict[str, Any]]:
+    """Return a run's validation and, dimmer, its smoothed training loss as traces to lay over another run's chart."""
+    empty: Curve = ([], [])
+    val = _line(curves.get("val", empty), name, colour)
+    train = _line(curves.get("smoothed", empty), f"{name}, training", colour, width=1.2, opacity=0.5, showlegend=False)
+    traces: list[dict[str, Any]] = json.loads(go.Figure([val, train]).to_json())["data"]
+    return traces
+
+
 def _line(curve: Curve, name: str, colour: str, *, width: float = 2, mode: str = "lines", **more: Any) -> go.Scatter:
     hover = "step %{x:,}<br>" + name + " %{y:.4g}<extra></extra>"
     return go.Scatter(x=curve[0], y=curve[1], name=name, mode=mode, line={"color": colour, "width": width}, hovertemplate=hover, **more)
@@ -91,13 +101,15 @@ def details_figure(curves: Curves) -> go.Figure:
     return _dressed(figure, 480).update_layout(showlegend=False)
 
 
-def schedule_figure(config: TransformerConfig) -> go.Figure:
-    """Draw the learning rate that these settings plan for every step."""
+def schedule_figure(config: TransformerConfig, done: int = 0) -> go.Figure:
+    """Draw the learning rate that these settings plan for every step, with a line where a run that has `done` steps would go on."""
     steps = sorted({*range(0, config.max_steps, max(config.max_steps // 200, 1)), min(config.warmup_steps, config.max_steps), config.max_steps})
     rates = [get_lr(step, config.warmup_steps, config.max_steps, config.learning_rate, config.min_lr) for step in steps]
     figure = go.Figure([_line((steps, [float(rate) for rate in rates]), "learning rate", BLUE)])
     figure.update_xaxes(title="step")
     figure.update_yaxes(title="learning rate")
+    if done:
+        figure.add_vline(done, line={"color": ORANGE, "dash": "dot"}, annotation_text="goes on here")
     return _dressed(figure, 220).update_layout(showlegend=False)
 
 

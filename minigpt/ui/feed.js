@@ -1,16 +1,20 @@
-// The page's half of the feed. It appends points to charts that gr.Plot mounted once, and owns the text inside #status, #sample and #log.
+// The page's half of the feed. It appends points to charts that gr.Plot mounted once, and owns what stands in #status, #sample, #log, #runs.
 // Views come pushed (the value of this component, from the page's own Start) or pulled (server.poll); indices make the two mix and gaps heal.
 // Inside js_on_load gradio provides: element, props, server, watch.
 const CHARTS = { loss: ['train', 'smoothed', 'val'], details: ['lr', 'grad_norm', 'tokens_per_s'] };  // a series' place is its trace
-const [BEST, UNIFORM, UNIGRAM, BAD] = [3, 4, 5, 6];                                                  // further traces of the loss chart
+const [BEST, UNIFORM, UNIGRAM, BAD] = [3, 4, 5, 6], OVERLAYS = 7;                                    // further traces of the loss chart; then other runs'
 const PUSH_LASTS_MS = 2500, SPACE = location.hostname.endsWith('.hf.space') ? 5 : 1;               // Spaces answer fast polling with 429
 
-let run = null, view = {}, samples = [], follow = true, counts = {}, nodes = {}, marks = '';
-let started = { until: 0 };
-let busy = false, misses = 0, polls = 0, pushed = -1e9, pulled = 0, eager = 0, said = '', logged = 0;
+let run = null, life = '', view = {}, samples = [], follow = true, counts = {}, nodes = {}, marks = '', slots = [null, null, null, null], laid = '';
+let started = { until: 0 }, want = new URLSearchParams(location.search).get('run');  // want: a run to look at, whatever the latest is
+let busy = false, misses = 0, polls = 0, pushed = -1e9, pulled = 0, eager = 0, said = '', refreshed = -1e9, filled = {};
 
 const one = selector => document.querySelector(selector);
 const put = (selector, text) => { const node = one(selector); if (node && node.textContent !== text) node.textContent = text; };
+const attempt = action => { try { return action(); } catch { return null; } };  // what a browser may lack or forbid
+const nearest = step => samples.reduce((best, sample, index) => Math.abs(sample.step - step) < Math.abs(samples[best].step - step) ? index : best, 0);
+const scale = node => Plotly.relayout(node, { 'yaxis.type': one('#log-axis')?.checked ? 'log' : 'linear' });
+const otherMean = () => one('#smoothing') && one('#smoothing').value !== '0.8';  // than the server's, which is made from all points
 
 function button(state) { const tabs = one('#tabs'); if (tabs) tabs.dataset.run = state; }  // the style sheet shows Train it or Stop
 
@@ -20,7 +24,7 @@ function chart(id) {  // the mounted chart, or null; a new node (gradio drew it 
   if (nodes[id] !== node) {
     nodes[id] = node;
     CHARTS[id].forEach(name => delete counts[name]);
-    if (id === 'loss') { marks = ''; node.on('plotly_click', event => show(nearest(event.points[0].x), true)); }
+    if (id === 'loss') { marks = laid = ''; scale(node); node.on('plotly_click', event => show(nearest(event.points[0].x), true)); }
     node.setAttribute('role', 'img');
     node.setAttribute('aria-label', id === 'loss' ? 'Training and validation loss by step' : 'Learning rate, gradient norm and speed by step');
     paint(node);
@@ -29,8 +33,13 @@ function chart(id) {  // the mounted chart, or null; a new node (gradio drew it 
 }
 
 function paint(node) {  // plotly cannot read the page's colours by itself
-  node.dataset.painted = '1';
-  Plotly.relayout(node, { 'font.color': getComputedStyle(document.body).getPropertyValue('--body-text-color').trim() || '#888' });
+  node.dataset.painted = '1'; Plotly.relayout(node, { 'font.color': getComputedStyle(document.body).getPropertyValue('--body-text-color').trim() || '#888' });
+}
+
+function smooth(node) {  // from the drawn points, as the slider asks
+  const strength = Number(one('#smoothing').value), { x, y } = node.data[0]; let mean = 0, weight = 0;
+  const next = value => { mean = strength * mean + (1 - strength) * value; weight = strength * weight + 1 - strength; return mean / weight; };
+  Plotly.restyle(node, { x: [Array.from(x)], y: [Array.from(y, value => value == null ? null : next(value))] }, [1]);
 }
 
 function append(id, series) {  // returns false if points are missing in between
@@ -40,26 +49,20 @@ function append(id, series) {  // returns false if points are missing in between
   let whole = true;
   CHARTS[id].forEach((name, trace) => {
     const part = series[name], had = counts[name];
-    if (!part) return;
-    if (!had || had[0] !== part.e) {
-      if (part.i > 0) { whole = false; return; }
-      Plotly.restyle(node, { x: [part.x], y: [part.y] }, [trace]);
-      counts[name] = [part.e, part.x.length];
-      return;
-    }
-    if (part.i > had[1]) { whole = false; return; }
-    const known = had[1] - part.i;
-    if (part.x.length <= known) return;
-    x.push(part.x.slice(known)); y.push(part.y.slice(known)); traces.push(trace);
-    counts[name] = [part.e, part.i + part.x.length];
+    if (!part || (name === 'smoothed' && otherMean())) return;
+    const fresh = !had || had[0] !== part.e, known = fresh ? 0 : had[1], count = part.i + part.x.length;
+    if (part.i > known) { whole = false; return; }
+    if (fresh) Plotly.restyle(node, { x: [part.x], y: [part.y] }, [trace]);
+    else if (count > known) { x.push(part.x.slice(known - part.i)); y.push(part.y.slice(known - part.i)); traces.push(trace); }
+    counts[name] = [part.e, Math.max(count, known)];
   });
   if (traces.length) Plotly.extendTraces(node, { x, y }, traces);
+  if (id === 'loss') { if (otherMean()) smooth(node); delete one('#tabs').dataset.waiting; }
   return whole;
 }
 
 function mark() {  // the star, the dashed lines, the place where the loss stopped being a number
-  const node = chart('loss');
-  const now = JSON.stringify([run, view.best, view.lines, view.bad, view.max_steps]);
+  const node = chart('loss'), now = JSON.stringify([run, view.best, view.lines, view.bad, view.max_steps]);
   if (!node || now === marks) return;
   marks = now;
   const level = value => value == null ? [[], []] : [[0, view.max_steps], [value, value]];
@@ -69,36 +72,31 @@ function mark() {  // the star, the dashed lines, the place where the loss stopp
   Plotly.restyle(node, { x: rows.map(r => r[0]), y: rows.map(r => r[1]) }, [BEST, UNIFORM, UNIGRAM, BAD]);
 }
 
-function nearest(step) {
-  return samples.reduce((best, sample, index) => Math.abs(sample.step - step) < Math.abs(samples[best].step - step) ? index : best, 0);
-}
-
 function show(index, chosen) {  // the sample of a moment; by hand it stays, otherwise the newest is followed
   if (!samples.length) return;
   index = Math.min(Math.max(index, 0), samples.length - 1);
   if (chosen) follow = index === samples.length - 1;
   const slider = one('#age');
   if (slider) { slider.max = samples.length - 1; slider.value = index; slider.setAttribute('aria-valuetext', samples[index].tag); }
-  put('#before', samples[0].text); put('#before-tag', samples[0].tag);
-  put('#after', samples[index].text); put('#after-tag', samples[index].tag);
+  put('#before', samples[0].text); put('#before-tag', samples[0].tag); put('#after', samples[index].text); put('#after-tag', samples[index].tag);
 }
 
 function tell() {  // words and buttons; the polite region changes only with the state and with evaluations
   if (!view.live && view.run === started.run && performance.now() < started.until) return;  // the server has not answered the click yet
   put('#status .state', view.status); put('#status .numbers', view.numbers);
   if (view.story !== said) { said = view.story; put('#status .story', said); }
-  const bar = one('#status .fill');
-  if (bar) bar.style.width = `${100 * view.share}%`;
+  if (one('#status .fill')) one('#status .fill').style.width = `${100 * view.share}%`;
   button(view.live ? (view.state === 'stopping' ? 'stopping' : 'live') : view.state === 'example' || view.empty ? 'example' : 'done');
-  const percent = Math.floor(100 * view.share);
-  document.title = view.live ? `${percent} % · MiniGPT` : view.state === 'finished' ? '✓ MiniGPT' : view.state === 'example' ? 'MiniGPT' : `${view.state} · MiniGPT`;
+  document.title = view.live ? `${Math.floor(100 * view.share)} % · MiniGPT` : view.state === 'finished' ? '✓ MiniGPT' : view.state === 'example' ? 'MiniGPT' : `${view.state} · MiniGPT`;
   put('#stop', view.state === 'stopping' ? 'Stopping… press again to skip the final check' : 'Stop');
 }
 
 function apply(next) {  // returns false if something is missing that a poll must fetch
+  if (view.live && !next.live && view.run === next.run && document.hidden) attempt(() => new Notification('MiniGPT', { body: next.story }));
   view = next;
-  if (view.run !== run) {
-    run = view.run; counts = {}; marks = ''; samples = []; follow = true;
+  if (view.run !== run || view.life !== life) {
+    if (!run && view.run !== 'example') one('#tabs').dataset.waiting = '';  // the server painted the example's chart: not to be seen
+    run = view.run; life = view.life; counts = {}; marks = ''; samples = []; follow = true;
     ['#before', '#after', '#before-tag', '#after-tag'].forEach(place => put(place, '…'));
     for (const id in CHARTS) { const node = chart(id); if (node) Plotly.restyle(node, { x: CHARTS[id].map(() => []), y: CHARTS[id].map(() => []) }, CHARTS[id].map((_, i) => i)); }
   }
@@ -121,26 +119,45 @@ async function pull() {
   try {
     const series = {};  // null: not wanted, its chart is folded away
     for (const id in CHARTS) { const there = chart(id); CHARTS[id].forEach(name => { series[name] = there ? counts[name] ?? [-1, 0] : null; }); }
-    const have = JSON.stringify({ run, series, samples: samples.length });
-    if (!apply(JSON.parse(await Promise.race([server.poll(have), late])))) counts = {};
+    if (otherMean()) series.smoothed = null;
+    if (!apply(JSON.parse(await Promise.race([server.poll(JSON.stringify({ want, run, life, series, samples: samples.length })), late])))) counts = {};
     misses = 0;
   } catch (error) {
     if (++misses > 1) put('#status .state', 'connection lost, trying again; as long as the program runs, so does the training');
   } finally { busy = false; pulled = performance.now(); }
 }
 
-async function refreshLog() {
-  const log = one('#log .rows');
-  if (!log || !log.offsetParent || performance.now() - logged < 2000) return;
-  logged = performance.now();
-  const html = await server.log_table();
-  if (log.innerHTML !== html) log.innerHTML = html;  // made by the server from numbers alone
+function visit(id) {  // look at this run, in the address too; null follows the latest
+  const query = new URLSearchParams(location.search);
+  if (id) query.set('run', id); else query.delete('run');
+  history.replaceState(null, '', String(query) ? `?${query}` : location.pathname);
+  want = id; pulled = pushed = -1e9;
+}
+
+function fill(selector, html) {  // made by the server, which escapes what people wrote
+  if (html == null || filled[selector] === html) return;
+  const focused = document.activeElement?.id;
+  one(selector).innerHTML = filled[selector] = html; if (focused) document.getElementById(focused)?.focus();
+}
+
+async function refresh() {  // what stands around the chart: the list of runs, the ticked ones laid over it, the log if it is unfolded
+  const node = chart('loss'), now = JSON.stringify([run, view.live, slots]), draw = Boolean(node) && laid !== now;
+  if (!run || document.hidden || (!draw && performance.now() - refreshed < 2000 * SPACE)) return;
+  refreshed = performance.now();
+  if (draw) laid = now;
+  const [runs, log] = await Promise.all([server.runs(JSON.stringify({ run, slots, draw })), one('#log .rows')?.offsetParent ? server.log_table(run) : null]);
+  const { rows, traces } = JSON.parse(runs);
+  fill('#runs-table .rows', rows); fill('#log .rows', log);
+  one('#tabs').dataset.can = one('#runs-table [aria-current]')?.dataset.can ?? '';
+  if (!traces || laid !== now || chart('loss') !== node) return;
+  Plotly.deleteTraces(node, node.data.map((_, index) => index).slice(OVERLAYS));
+  Plotly.addTraces(node, traces);
 }
 
 function tick() {
   const now = performance.now();
   for (const id in CHARTS) { const before = nodes[id], node = chart(id); if (node && node !== before && run) { pull(); return; } }
-  refreshLog().catch(() => {});
+  refresh().catch(() => { laid = ''; });
   if (window.Plotly) document.querySelectorAll('.js-plotly-plot:not([data-painted])').forEach(node => node._fullLayout && paint(node));
   if (now - pushed < PUSH_LASTS_MS) return;
   const gap = document.hidden ? (view.live ? 5000 : 20000) : view.live || now < eager ? 500 : 1500;
@@ -149,26 +166,37 @@ function tick() {
 
 watch('value', () => {
   if (!props.value) return;
+  const next = JSON.parse(props.value);
+  if (started.here) { started.here = false; if (want) visit(null); }
+  if (want && next.run !== want) return;  // another run is looked at meanwhile
   pushed = performance.now();
-  if (!apply(JSON.parse(props.value))) pull();
+  if (!apply(next)) pull();
 });
-document.addEventListener('input', event => { if (event.target.id === 'age') show(Number(event.target.value), true); });
+document.addEventListener('input', ({ target }) => {
+  const node = chart('loss'), id = target.dataset.tick;
+  if (target.id === 'age') show(Number(target.value), true);
+  if (target.id === 'log-axis' && node) scale(node);
+  if (target.id === 'smoothing' && node) { delete counts.smoothed; if (otherMean()) smooth(node); else pull(); }
+  if (id) slots[slots.indexOf(target.checked ? null : id)] = target.checked ? id : null;
+});
 document.addEventListener('click', async event => {
-  if (event.target.closest('#train')) {  // at once, before the server has answered; a refused start is put right by the next poll
-    started = { run, until: performance.now() + 2500 }; eager = performance.now() + 5000;
-    button('starting'); put('#stop', 'Starting…');
-    put('#status .state', 'starting…'); put('#status .story', '');
-    said = '';
+  if (event.target.closest('#train, #resume, #extend, #restart, #restart-now')) {  // at once, before the server has answered; a refused start is put right by the next poll
+    started = { run, until: performance.now() + 2500, here: true }; eager = performance.now() + 5000;
+    button('starting'); put('#stop', 'Starting…'); put('#status .state', 'starting…'); put('#status .story', said = '');
+    attempt(() => Notification.permission === 'default' && Notification.requestPermission());
     if (innerWidth < 900) one('#status')?.scrollIntoView({ behavior: 'smooth' });
   }
   if (event.target.closest('#stop')) { button('stopping'); put('#stop', 'Stopping…'); put('#status .state', 'stopping…'); }
   if (event.target.closest('#csv')) {
-    const link = Object.assign(document.createElement('a'), { download: `minigpt-${run}.csv`, href: URL.createObjectURL(new Blob([await server.csv()], { type: 'text/csv' })) });
+    const link = Object.assign(document.createElement('a'), { download: `minigpt-${run}.csv`, href: URL.createObjectURL(new Blob([await server.csv(run)], { type: 'text/csv' })) });
     link.click(); URL.revokeObjectURL(link.href);
   }
+  const row = event.target.closest('a[data-run]');
+  if (row && !event.ctrlKey && !event.metaKey) { event.preventDefault(); visit(row.dataset.run); }
 });
 new MutationObserver(() => document.querySelectorAll('.js-plotly-plot').forEach(node => delete node.dataset.painted))
   .observe(document.body, { attributes: true, attributeFilter: ['class'] });
 setInterval(tick, 250);
 pull();
-window.minigpt = { refused() { started.until = 0; pull(); }, get polls() { return polls; }, get view() { return view; }, get samples() { return samples; } };
+window.addEventListener('online', () => { misses = 0; pull(); });
+window.minigpt = { visit, refused() { started = { until: 0 }; pull(); }, refresh() { refreshed = pulled = -1e9; }, get polls() { return polls; }, get view() { return view; }, get samples() { return samples; } };

@@ -20,13 +20,20 @@ EXAMPLE = Path(__file__).parent.parent.parent / "assets" / "example.safetensors"
 LOG_ROWS = 20
 HEADERS = {"lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_s": "tokens/s", "val_loss": "validation loss", "elapsed": "seconds"}
 
-Have = Mapping[str, Any]  # {"run": id, "series": {name: [epoch, count]}, "samples": count}
+Have = Mapping[str, Any]  # {"want": id, "run": id, "life": token, "series": {name: [epoch, count]}, "samples": count}
 
 
 def view(manager: RunManager, have: Have) -> dict[str, Any]:
-    """Return what a page lacks of the latest run of this process, or of the example if there was none."""
-    run = manager.latest
+    """Return what a page lacks of the run it wants, else of this process's latest, else of the newest if that was interrupted, else the example."""
+    run = find_run(manager, have.get("want")) or manager.latest
+    if run is None and (newest := manager.past(1)) and newest[0].state == "interrupted":
+        run = manager.run(newest[0].id)
     return example_view(have) if run is None else run_view(run, have)
+
+
+def find_run(manager: RunManager, run_id: object) -> Run | None:
+    """Return a run by what a page gave as its id, from memory or from its folder."""
+    return manager.run(run_id) if isinstance(run_id, str) and run_id else None
 
 
 def follow(run: Run, pause: Callable[[], float]) -> Iterator[dict[str, Any]]:
@@ -46,7 +53,7 @@ def follow(run: Run, pause: Callable[[], float]) -> Iterator[dict[str, Any]]:
 
 def run_view(run: Run, have: Have) -> dict[str, Any]:
     """Return what a page lacks of a run."""
-    known = have if have.get("run") == run.id else {}
+    known = have if have.get("run") == run.id and have.get("life", run.life) == run.life else {}
     history = run.history
     live, state, data, last = run.is_live, run.state, history.data, history.last  # live first: if it is false, the rest is final
     samples = list(history.samples)
@@ -65,6 +72,7 @@ def run_view(run: Run, have: Have) -> dict[str, Any]:
     left = history.seconds_left(most) if state == "training" else None
     return {
         "run": run.id,
+        "life": run.life,
         "live": live,
         "state": state,
         "step": step,
@@ -72,7 +80,7 @@ def run_view(run: Run, have: Have) -> dict[str, Any]:
         "status": words.status(state, run.message, step, most, left) + (f" · {run.note}" if run.note else ""),
         "numbers": words.numbers(last, data, unit),
         "story": story,
-        "empty": not live and not complete,
+        "empty": not live and not complete and state != "interrupted",
         "share": min(step / max(most, 1), 1.0),
         "lines": {"uniform": data.get("uniform_loss"), "unigram": data.get("unigram_loss")},
         "best": best_point(run),
@@ -124,6 +132,7 @@ def after(seen: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a reader has after it took in a view; for readers on the server's side."""
     return {
         "run": seen["run"],
+        "life": seen["life"],
         "series": {name: [part["e"], part["i"] + len(part["x"])] for name, part in seen["series"].items()},
         "samples": seen["first"] + len(seen["samples"]),
     }
@@ -165,6 +174,7 @@ def example_view(have: Have) -> dict[str, Any]:
     last = complete["step"]
     return {
         "run": "example",
+        "life": "example",
         "live": False,
         "state": "example",
         "step": last,
@@ -186,23 +196,25 @@ def server_functions(manager: RunManager) -> list[Callable[..., str]]:
 
     def poll(have: object = None) -> str:
         """Return the view as JSON for a page that has `have`, itself JSON."""
-        return as_value(view(manager, _parsed(have)))
+        return as_value(view(manager, parsed(have)))
 
-    def log_table(_: object = None) -> str:
-        """Return the last rows of the latest run's log as an HTML table, newest first."""
-        if manager.latest is None:
+    def log_table(wanted: object = None) -> str:
+        """Return the last rows of a run's log, or of the latest's, as an HTML table, newest first."""
+        if (run := find_run(manager, wanted) or manager.latest) is None:
             return "<p>No run yet: the log of your run will appear here.</p>"
-        rows = manager.latest.history.to_frame(LOG_ROWS).iloc[::-1]
+        rows = run.history.to_frame(LOG_ROWS).iloc[::-1]
         return rows.rename(columns=HEADERS).to_html(index=False, border=0, na_rep="", float_format=words.figure, classes="log")
 
-    def csv(_: object = None) -> str:
-        """Return the whole log of the latest run as CSV."""
-        return "" if manager.latest is None else manager.latest.history.to_frame().to_csv(index=False)
+    def csv(wanted: object = None) -> str:
+        """Return the whole log of a run, or of the latest, as CSV."""
+        run = find_run(manager, wanted) or manager.latest
+        return "" if run is None else run.history.to_frame().to_csv(index=False)
 
     return [poll, log_table, csv]
 
 
-def _parsed(have: object) -> Have:
+def parsed(have: object) -> Have:
+    """Read what a page's script sent, of which nothing is trusted."""
     if not isinstance(have, str) or len(have) > 10_000:
         return {}
     try:

@@ -1,14 +1,16 @@
 """The settings form, made from the config's declarations: one control a field, and the way back from controls to checked settings."""
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
+from urllib.parse import parse_qsl, urlencode
 
 import gradio as gr
 
 from minigpt.config import TransformerConfig, extra, fields, parameter_count, parse_config
 from minigpt.errors import ConfigError
-from minigpt.presets import PRESETS, expected_seconds
+from minigpt.presets import DEFAULT_PRESET, PRESETS, expected_seconds
 from minigpt.ui.words import duration
 
 NAMES = [*fields("model"), *fields("training")]
@@ -39,7 +41,12 @@ def control(name: str) -> gr.components.Component:
 
 def preset_values(preset: str) -> list[Any]:
     """Return the controls' values for a preset, in the order of `NAMES`."""
-    values = PRESETS[preset].config().model_dump()
+    return values_of(PRESETS[preset].config())
+
+
+def values_of(config: TransformerConfig) -> list[Any]:
+    """Return the controls' values for these settings, in the order of `NAMES`."""
+    values = config.model_dump()
     return [0 if name in OPTIONAL and values[name] is None else values[name] for name in NAMES]
 
 
@@ -53,8 +60,8 @@ def read(preset: str, values: Sequence[Any]) -> TransformerConfig:
     return checked(preset, {name: None if name in OPTIONAL and type(value) is int and value == 0 else value for name, value in settings.items()})
 
 
-def checked(preset: str, settings: Mapping[str, Any]) -> TransformerConfig:
-    """Turn a preset and some settings by name into checked ones; only what stands on the form may be set.
+def checked(preset: str, settings: Mapping[str, Any], *, strict: bool = True) -> TransformerConfig:
+    """Turn a preset and some settings by name into checked ones; only what stands on the form may be set. `strict` as in `parse_config`.
 
     Raises:
         ConfigError: with every problem, one sentence a line.
@@ -63,7 +70,45 @@ def checked(preset: str, settings: Mapping[str, Any]) -> TransformerConfig:
         raise ConfigError(f"preset is {str(preset)[:40]!r}; it must be one of {', '.join(PRESETS)}: try quick")
     if foreign := [str(name)[:40] for name in settings if name not in NAMES]:
         raise ConfigError(f"{', '.join(foreign[:5])}: no such setting; the settings are {', '.join(NAMES)}")
-    return parse_config({**PRESETS[preset].settings, **settings})
+    return parse_config({**PRESETS[preset].settings, **settings}, strict=strict)
+
+
+def link(preset: str, config: TransformerConfig) -> str:
+    """Return the query of an address that opens the page with these settings: the preset and what differs from it."""
+    return urlencode({"preset": preset, **differing(preset, config)})
+
+
+def from_link(query: str) -> tuple[str, TransformerConfig] | None:
+    """Read the settings in an address; None if it has none. What is no setting is left to others.
+
+    Raises:
+        ConfigError: with every problem, one sentence a line.
+    """
+    given = {name: value for name, value in parse_qsl(query.removeprefix("?")[:10_000]) if name in ("preset", *NAMES)}
+    preset = given.pop("preset", "" if not given else DEFAULT_PRESET)
+    return (preset, checked(preset, given, strict=False)) if preset else None
+
+
+def to_json(preset: str, config: TransformerConfig) -> str:
+    """Write the whole form as a file to keep."""
+    values = config.model_dump()
+    return json.dumps({"preset": preset, **{name: values[name] for name in NAMES}}, indent=1)
+
+
+def from_json(content: bytes) -> tuple[str, TransformerConfig]:
+    """Read a file made by `to_json`; settings that it lacks are the preset's.
+
+    Raises:
+        ConfigError: the file holds no settings, or wrong ones.
+    """
+    try:
+        given = json.loads(content[:100_000])
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        raise ConfigError("this file holds no settings: choose one that this page has saved")
+    preset = given.pop("preset", DEFAULT_PRESET)
+    return preset, checked(preset, given)
 
 
 def differing(preset: str, config: TransformerConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import gradio as gr
 
 from minigpt import system
 from minigpt.runs import RunManager
-from minigpt.ui import api, checkpoint_tab, train_tab
+from minigpt.ui import api, checkpoint_tab, memory, runs_list, train_tab
 from minigpt.ui.feed import server_functions
 
 log = logging.getLogger(__name__)
@@ -50,23 +50,31 @@ def build(manager: RunManager) -> gr.Blocks:
             "",
             html_template="",
             js_on_load=(HERE / "feed.js").read_text(encoding="utf-8"),
-            server_functions=server_functions(manager),
+            server_functions=[*server_functions(manager), *runs_list.server_functions(manager)],
             elem_id="feed",
         )
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Train", id="train"):
                 train = train_tab.build(manager, feed)
+                with train.under_chart:
+                    runs_list.build(manager, train)
             with gr.Tab("Checkpoint", id="checkpoint") as tab:
                 look = checkpoint_tab.build(manager, tab)
 
-        def show_latest() -> list[Any]:
-            """Open the newest checkpoint in the Checkpoint tab."""
-            return [gr.Tabs(selected="checkpoint"), checkpoint_tab.listed(manager), *checkpoint_tab.open_newest(manager)]
+        def show_run(run_id: str) -> list[Any]:
+            """Open a run's best checkpoint in the Checkpoint tab, or the newest one."""
+            kind = next((kind for kind in ("best", "last") if manager.checkpoint(run_id, kind)), None)
+            details = checkpoint_tab.open_id(manager, f"{run_id}/{kind}") if kind else checkpoint_tab.open_newest(manager)
+            return [gr.Tabs(selected="checkpoint"), checkpoint_tab.listed(manager), *details]
 
         opened = [tabs, look.listing, *look.details]
-        train.look_inside.click(show_latest, None, opened, show_progress="hidden", api_visibility="private")
-        writing = train.write_with.click(show_latest, None, opened, show_progress="hidden", api_visibility="private")
+        shown: dict[str, Any] = {"js": "() => [window.minigpt.view.run]", "show_progress": "hidden", "api_visibility": "private"}
+        run_id = gr.Textbox(visible=False)
+        train.look_inside.click(show_run, run_id, opened, **shown)
+        writing = train.write_with.click(show_run, run_id, opened, **shown)
         writing.then(None, js="() => setTimeout(() => document.querySelector('#prompt textarea')?.focus(), 100)", api_visibility="private")
+        arrived = demo.load(train_tab.arriver(manager), [train.link, *train.form[:2]], train.form, js=memory.ARRIVE, **train_tab.WARNING)
+        arrived.then(None, train.link, None, js=memory.REMEMBER, api_visibility="private")
         api.expose(manager)
     return demo
 

@@ -1,20 +1,21 @@
 """The Train tab: choose, train, watch, stop. Lays out the controls and turns clicks into calls of the run manager; training is not done here."""
 
+import contextlib
 import html
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
 
-from minigpt.config import fields
+from minigpt.config import TransformerConfig, fields
 from minigpt.corpus import decode_text
 from minigpt.errors import DataError, MiniGPTError
 from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.runs import Run, RunBusy, RunManager
-from minigpt.ui import charts, feed, form
+from minigpt.ui import charts, feed, form, memory
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,11 @@ TELL_PLOTLY = """async (...values) => {
     for (let tries = 0; tries < 20 && !window.Plotly; tries++) await new Promise(done => setTimeout(done, 100));
     return [...values.slice(0, -1), Boolean(window.Plotly)];
 }"""
+CHART_CONTROLS = """<label>Smoothing <input id="smoothing" type="range" min="0" max="0.98" step="0.02" value="0.8"></label>
+<label><input id="log-axis" type="checkbox"> Log axis</label>"""
+FORM_AS_IT_IS = [gr.skip()] * (1 + len(form.NAMES) + 5)  # preset, controls, and what `_planned` fills
+QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+WARNING: dict[str, Any] = {**QUIET, "queue": True}  # a warning reaches the page through the queue alone
 
 
 @dataclass
@@ -36,6 +42,11 @@ class TrainTab:
 
     look_inside: gr.Button
     write_with: gr.Button
+    restart: gr.Button  # beside the verdict of a run that diverged
+    under_chart: gr.Column  # where the list of runs goes
+    charts: list[gr.components.Component]  # what `watch` yields for
+    link: gr.Textbox  # the form as the query of an address
+    form: list[gr.components.Component]  # what `arrive` fills
 
 
 def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
@@ -55,32 +66,38 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
             stop = gr.Button("Stop", variant="stop", size="lg", elem_id="stop")
             about = gr.HTML(html.escape(form.summary(DEFAULT_PRESET, PRESETS[DEFAULT_PRESET].config())), elem_id="about")
             reset = gr.Button("Reset the settings to the preset", size="sm", visible=False, elem_id="reset")
-            controls, schedule, command = _folded()
+            controls, schedule, command, save, load = _folded()
         with gr.Column(scale=1, min_width=300, elem_id="right"):
             gr.HTML(_status_html(start_view), elem_id="status")
             gr.HTML(_sample_html(start_view), elem_id="sample")
             with gr.Row(elem_id="next", equal_height=True):
                 look_inside = gr.Button("Look inside", size="sm", elem_id="look-inside")
                 write_with = gr.Button("Write with it", size="sm", elem_id="write-with")
+                restart = gr.Button("Restart at a third of the rate", size="sm", variant="primary", elem_id="restart-now")
             loss = gr.Plot(charts.as_plot(_first_figure(start_view)), show_label=False, elem_id="loss")
+            with gr.Row(elem_id="chart-controls"):
+                gr.HTML(CHART_CONTROLS)
+                copy = gr.Button("Copy link", size="sm", elem_id="copy-link")
+            under_chart = gr.Column(elem_id="runs")
             with gr.Accordion("Learning rate, gradient, speed", open=False, elem_id="more"):
                 details = gr.Plot(charts.as_plot(charts.details_figure({})), show_label=False, elem_id="details")
             with gr.Accordion("Log table, CSV", open=False, elem_id="log-part"):
                 gr.HTML('<div class="rows"></div><button id="csv" type="button">Download all rows as CSV</button>', elem_id="log")
-    has_plotly = gr.Checkbox(True, visible=False)
-    source.input(lambda chosen: gr.Group(visible=chosen == OWN), source, own, queue=False, show_progress="hidden", api_visibility="private")
-    after = [about, reset, schedule, command]
-    quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-    preset.input(_choose, preset, [*controls, *after], **quiet)
-    reset.click(_choose, preset, [*controls, *after], **quiet)
-    gr.on(
-        [getattr(control, "input") for control in controls],  # noqa: B009  gradio adds events at run time
-        _planned,
-        [preset, *controls],
-        after,
-        trigger_mode="always_last",
-        **quiet,
-    )
+    has_plotly, link = gr.Checkbox(True, visible=False), gr.Textbox(form.link(DEFAULT_PRESET, PRESETS[DEFAULT_PRESET].config()), visible=False)
+    source.input(lambda chosen: gr.Group(visible=chosen == OWN), source, own, **QUIET)
+    gr.on([source.input, text.change], None, [source, text], None, js=memory.REMEMBER_TEXT, api_visibility="private")
+    after = [about, reset, schedule, command, link]
+    edits = [getattr(control, "input") for control in controls]  # noqa: B009  gradio adds events at run time
+    for planned in (
+        gr.on([preset.input, reset.click], _choose, preset, [*controls, *after], **QUIET),
+        gr.on(edits, _planned, [preset, *controls], after, trigger_mode="always_last", **QUIET),
+        load.upload(_load, load, [preset, *controls, *after], **WARNING),
+    ):
+        planned.then(None, link, None, js=memory.REMEMBER, api_visibility="private")
+    copy.click(None, link, copy, js=memory.COPY_LINK, api_visibility="private")
+    file_text = gr.Textbox(visible=False)
+    saved = save.click(_save, [preset, *controls], file_text, **QUIET)
+    saved.success(None, file_text, None, js=memory.DOWNLOAD, api_visibility="private")
     started = train.click(
         _starter(manager),
         [source, text, file, preset, *controls, has_plotly],
@@ -91,22 +108,26 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
         api_visibility="private",
     )
     started.failure(None, js="() => window.minigpt.refused()", api_visibility="private")
-    stop.click(_stopper(manager), None, None, api_name="page_stop", **quiet)
-    return TrainTab(look_inside, write_with)
+    stop.click(_stopper(manager), None, None, api_name="page_stop", **QUIET)
+    form_parts = [source, text, own, preset, *controls, *after]
+    return TrainTab(look_inside, write_with, restart, under_chart, [loss, details, feed_component], link, form_parts)
 
 
-def _folded() -> tuple[list[gr.components.Component], gr.Plot, gr.Textbox]:
-    """Lay out what stays folded away on the left: the settings' controls, the planned schedule, the command line."""
+def _folded() -> tuple[list[gr.components.Component], gr.Plot, gr.Textbox, gr.Button, gr.UploadButton]:
+    """Lay out what stays folded away on the left: the settings' controls, the planned schedule, the command line, saving and loading."""
     config = PRESETS[DEFAULT_PRESET].config()
     with gr.Accordion("Settings: model", open=False, elem_id="settings-model"):
         controls = [form.control(name) for name in fields("model")]
     with gr.Accordion("Settings: training", open=False, elem_id="settings-training"):
         controls += [form.control(name) for name in fields("training")]
-    with gr.Accordion("Schedule and command", open=False, elem_id="plan"):
+    with gr.Accordion("Schedule, command, file", open=False, elem_id="plan"):
         schedule = gr.Plot(charts.as_plot(charts.schedule_figure(config)), show_label=False, elem_id="schedule")
         label = "The same run from the command line"
         command = gr.Textbox(form.command(DEFAULT_PRESET, config), label=label, buttons=["copy"], lines=2, elem_id="command")
-    return controls, schedule, command
+        with gr.Row():
+            save = gr.Button("Save settings", size="sm", elem_id="save-settings")
+            load = gr.UploadButton("Load settings", size="sm", file_types=[".json"], type="binary", elem_id="load-settings")
+    return controls, schedule, command, save, load
 
 
 def _status_html(view: dict[str, Any]) -> str:
@@ -151,10 +172,47 @@ def _planned(preset: str, *values: Any) -> list[Any]:
     try:
         config = form.read(preset, values)
     except MiniGPTError as error:
-        return [f'<span class="wrong">{html.escape(str(error)).replace(chr(10), "<br>")}</span>', gr.Button(visible=True), gr.skip(), gr.skip()]
+        return [f'<span class="wrong">{html.escape(str(error)).replace(chr(10), "<br>")}</span>', gr.Button(visible=True), *[gr.skip()] * 3]
     changed = bool(form.differing(preset, config))
     figure = charts.as_plot(charts.schedule_figure(config))
-    return [html.escape(form.summary(preset, config)), gr.Button(visible=changed), figure, form.command(preset, config)]
+    return [html.escape(form.summary(preset, config)), gr.Button(visible=changed), figure, form.command(preset, config), form.link(preset, config)]
+
+
+def _filled(preset: str, config: TransformerConfig) -> list[Any]:
+    """Return the preset, its controls and what follows from them."""
+    values = form.values_of(config)
+    return [preset, *values, *_planned(preset, *values)]
+
+
+def arriver(manager: RunManager) -> Any:
+    """Return what fills the form of a page that has just been loaded."""
+
+    def arrive(given: str, source: str, text: str) -> list[Any]:
+        """Fill the form: from a link's settings, else from the run that is live, else as it was; a new page is left alone."""
+        texts = [source, text, gr.Group(visible=source == OWN)] if source == OWN else [gr.skip()] * 3
+        try:
+            asked = form.from_link(given)
+            if (run := manager.active) is not None and not (asked and given.startswith("?")):
+                asked = (run.preset if run.preset in PRESETS else "classic", run.config)
+        except MiniGPTError as error:
+            warn(error, "The settings in this address do not fit")
+            return [*texts, *FORM_AS_IT_IS]
+        return [*texts, *(_filled(*asked) if asked else FORM_AS_IT_IS)]
+
+    return arrive
+
+
+def _save(preset: str, *values: Any) -> str:
+    with refusing():
+        return form.to_json(preset, form.read(preset, values))
+
+
+def _load(content: bytes) -> list[Any]:
+    try:
+        return _filled(*form.from_json(content))
+    except MiniGPTError as error:
+        warn(error, "Not loaded")
+        return FORM_AS_IT_IS
 
 
 def own_text(source: str, text: str | None, file: bytes | None) -> str | None:
@@ -177,21 +235,39 @@ def refusal(error: MiniGPTError) -> gr.Error:
     return gr.Error(html.escape(str(error)).replace("\n", "<br>"), duration=20, title="Not started", print_exception=False)
 
 
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Show as a message what is refused inside, and end the event."""
+    try:
+        yield
+    except MiniGPTError as error:
+        raise refusal(error) from None
+
+
+def warn(error: MiniGPTError, title: str) -> None:
+    """Show a message and let the event go on: gradio writes "Error" over everything that an event which failed would have filled."""
+    gr.Warning(html.escape(str(error)).replace("\n", "<br>"), duration=20, title=title)
+
+
 def _starter(manager: RunManager) -> Any:
     def start(source: str, text: str, file: bytes | None, preset: str, *rest: Any) -> Iterator[tuple[Any, ...]]:
         """Start a run, or watch the one that is live, and yield the trainer's updates until it ends."""
         *values, has_plotly = rest
-        try:
+        with refusing():
             config = form.read(preset, values)
-            run = manager.start(config, preset=preset, text=own_text(source, text, file))
-        except RunBusy as busy:
-            gr.Info(html.escape(f"{busy}. You are watching it."))
-            run = busy.run
-        except MiniGPTError as error:
-            raise refusal(error) from None
+            run = or_the_live_one(lambda: manager.start(config, preset=preset, text=own_text(source, text, file)))
         yield from watch(run, whole_figures=has_plotly is False)
 
     return start
+
+
+def or_the_live_one(begin: Callable[[], Run]) -> Run:
+    """Begin a run, or say that another is live and return that one, to be watched."""
+    try:
+        return begin()
+    except RunBusy as busy:
+        gr.Info(html.escape(f"{busy}. You are watching it."))
+        return busy.run
 
 
 def watch(run: Run, *, whole_figures: bool = False) -> Iterator[tuple[Any, ...]]:

@@ -71,10 +71,12 @@ def status(state: str, message: str, step: int, max_steps: int, seconds_left: fl
     return f"{state} · {where}"
 
 
-def verdict(state: str, complete: Mapping[str, Any], data: Mapping[str, Any], unit: str, error: str = "", learning_rate: float = 0.0) -> str:
+def verdict(state: str, complete: Mapping[str, Any], data: Mapping[str, Any], unit: str, error: str = "", learning_rate: float = 0.0) -> str:  # noqa: PLR0911
     """Say how a run ended and what that means."""
     if state == "failed":
         return f"The run could not go on: {error}"
+    if state == "interrupted":
+        return "The program ended while this run was training. What it had saved is there: Resume goes on from its last checkpoint."
     if not complete:
         return "Stopped before there was a model; nothing was saved." if state == "stopped" else ""
     took = duration(float(complete["elapsed"]))
