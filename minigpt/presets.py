@@ -45,7 +45,7 @@ PRESETS: dict[str, Preset] = {
         300,
         {
             **MODERN, "vocab_size": 4000, "max_seq_len": 128, "d_model": 128, "n_layers": 3, "d_ff": 512, "batch_size": 16,
-            "learning_rate": 0.01, "warmup_steps": 20, "max_steps": 1800, "log_interval": 10, "eval_interval": 100, "dropout": 0.1,
+            "learning_rate": 0.02, "warmup_steps": 10, "max_steps": 1200, "log_interval": 10, "eval_interval": 100, "dropout": 0.1,
         },
     ),
 }  # fmt: skip

