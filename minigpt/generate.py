@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from minigpt.config import BOS, EOS, PAD, UNK
-from minigpt.model import MiniGPT
+from minigpt.model import Cache, MiniGPT
 from minigpt.tokenizer import TextTokenizer
 
 NEVER_WRITTEN = (PAD, UNK, BOS, EOS)
@@ -30,7 +30,8 @@ def generate(
 
     Args:
         model: left in the mode it was in.
-        ids: the prompt; the model sees the last `max_seq_len` of prompt and text.
+        ids: the prompt; the model sees the last `max_seq_len` of prompt and text at most, and half of that at least: when its window is full,
+            it starts anew from the last half, for moving every token by one place would cost a whole pass each time.
         max_tokens: how many to write.
         temperature: 0 takes the likeliest token each time; higher is bolder.
         top_k: draw from this many likeliest tokens; 0 means from all.
@@ -38,17 +39,20 @@ def generate(
     """
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     device = model.embedding.weight.device
-    context = list(ids)
+    context, longest = list(ids), model.config.max_seq_len
+    unread, cache = context[-longest:], Cache()
     for _ in range(max_tokens):
         was_training = model.training
         model.eval()
         try:
-            x = torch.tensor([context[-model.config.max_seq_len :]], device=device)  # (1, T)
-            logits = model.hidden(x)[0, -1] @ model.embedding.weight.T  # (V,)
+            if cache.length + len(unread) > longest:
+                unread, cache = context[-max(longest // 2, 1) :], Cache()
+            logits = model.hidden(torch.tensor([unread], device=device), cache)[0, -1] @ model.embedding.weight.T  # (V,)
         finally:
             model.train(was_training)
         index = _draw(logits.float().cpu(), temperature, top_k, generator)
         context.append(index)
+        unread = [index]
         yield index
 
 

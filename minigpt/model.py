@@ -43,24 +43,42 @@ def rotary_tables(length: int, width: int) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
+class Cache:
+    """Keys and values of the tokens read so far, (B, H, T, D) each, one pair a block, so that writing reads each token once."""
+
+    def __init__(self) -> None:
+        self.length = 0  # T
+        self.blocks: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def extend(self, block: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append to a block's keys and values; return all of them."""
+        if block in self.blocks:
+            k, v = (torch.cat(pair, dim=2) for pair in zip(self.blocks[block], (k, v), strict=True))
+        self.blocks[block] = k, v
+        return k, v
+
+
 class Attention(nn.Module):
     """Causal self-attention; queries, keys and values come from one matrix."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, index: int) -> None:
         super().__init__()
+        self.index = index
         self.n_heads = config.n_heads
         self.dropout = config.dropout
         self.modern = config.arch == "modern"
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=not self.modern)
         self.out = nn.Linear(config.d_model, config.d_model, bias=not self.modern)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Mix x (B, T, C) over time, each token seeing itself and what came before."""
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, cache: Cache | None = None) -> Tensor:
+        """Mix x (B, T, C) over time, each token seeing itself and what came before, also what came before x in a cache (then T is 1)."""
         B, T, C = x.shape
         q, k, v = self.qkv(x).view(B, T, 3, self.n_heads, C // self.n_heads).permute(2, 0, 3, 1, 4)  # three times (B, H, T, D)
         if rotary is not None:
             q, k = rms_norm(rotate(q, *rotary)), rms_norm(rotate(k, *rotary))  # (B, H, T, D)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0)  # (B, H, T, D)
+        if cache is not None:
+            k, v = cache.extend(self.index, k, v)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=T > 1, dropout_p=self.dropout if self.training else 0.0)  # (B, H, T, D)
         out: Tensor = self.out(mixed.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
         return out
 
@@ -85,20 +103,20 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention, then feed-forward, each added to what came in after a norm of its own (pre-norm)."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, index: int) -> None:
         super().__init__()
         modern = config.arch == "modern"
         self.attention_norm = nn.Identity() if modern else nn.LayerNorm(config.d_model)
-        self.attention = Attention(config)
+        self.attention = Attention(config, index)
         self.feed_forward_norm = nn.Identity() if modern else nn.LayerNorm(config.d_model)
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
         self.modern = modern
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, cache: Cache | None = None) -> Tensor:
         """Refine x (B, T, C)."""
         h = rms_norm(x) if self.modern else self.attention_norm(x)
-        x = x + self.dropout(self.attention(h, rotary))
+        x = x + self.dropout(self.attention(h, rotary, cache))
         h = rms_norm(x) if self.modern else self.feed_forward_norm(x)
         out: Tensor = x + self.dropout(self.feed_forward(h))
         return out
@@ -117,7 +135,7 @@ class MiniGPT(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = None if self.modern else nn.Embedding(config.max_seq_len, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.blocks = nn.ModuleList(Block(config, index) for index in range(config.n_layers))
         self.norm = nn.Identity() if self.modern else nn.LayerNorm(config.d_model)
         cos, sin = rotary_tables(config.max_seq_len, config.d_model // config.n_heads)
         self.register_buffer("cos", cos, persistent=False)
@@ -141,18 +159,24 @@ class MiniGPT(nn.Module):
             else:
                 nn.init.normal_(parameter, std=INIT_STD)
 
-    def hidden(self, x: Tensor) -> Tensor:
-        """Turn ids x (B, T) int64, T at most `max_seq_len`, into the last hidden states (B, T, C)."""
-        T = x.size(1)
+    def hidden(self, x: Tensor, cache: Cache | None = None) -> Tensor:
+        """Turn ids x (B, T) int64 into the last hidden states (B, T, C).
+
+        With what a cache holds T is at most `max_seq_len`; a cache that holds something takes one more token at a time.
+        """
+        start = cache.length if cache is not None else 0
+        end = start + x.size(1)
         h = self.embedding(x)  # (B, T, C)
         rotary = None
         if self.positions is None:
-            h, rotary = rms_norm(h), (self.cos[:T], self.sin[:T])
+            h, rotary = rms_norm(h), (self.cos[start:end], self.sin[start:end])
         else:
-            h = h + self.positions.weight[:T]
+            h = h + self.positions.weight[start:end]
         h = self.dropout(h)
         for block in self.blocks:
-            h = block(h, rotary)
+            h = block(h, rotary, cache)
+        if cache is not None:
+            cache.length = end
         return rms_norm(h) if self.modern else self.norm(h)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -61,11 +61,13 @@ def test_special_tokens_are_never_written(made: Made, temperature: float, top_k:
 
 
 def greedy(model: MiniGPT, ids: list[int], count: int) -> list[int]:
-    context = list(ids)
+    context, window = list(ids), ids[-LENGTH:]
     for _ in range(count):
+        window = window if len(window) <= LENGTH else window[-LENGTH // 2 :]
         with torch.no_grad():
-            logits = model.eval()(torch.tensor([context[-LENGTH:]]))[0, -1]
+            logits = model.eval()(torch.tensor([window]))[0, -1]
         context.append(len(NEVER_WRITTEN) + int(logits[len(NEVER_WRITTEN) :].argmax()))
+        window = [*window, context[-1]]
     return context[len(ids) :]
 
 
@@ -73,6 +75,12 @@ def greedy(model: MiniGPT, ids: list[int], count: int) -> list[int]:
 def test_no_temperature_or_one_candidate_takes_the_likeliest_each_time(made: Made, temperature: float, top_k: int) -> None:
     model, _ = made
     assert list(generate(model, [5, 9, 7], 12, temperature=temperature, top_k=top_k)) == greedy(model, [5, 9, 7], 12)
+
+
+@pytest.mark.parametrize("length", [1, 3, LENGTH, 2 * LENGTH])
+def test_each_token_is_read_once_and_nothing_changes_by_it(made: Made, length: int) -> None:
+    ids = [5 + n % 40 for n in range(length)]
+    assert list(generate(made[0], ids, 5 * LENGTH, temperature=0.0)) == greedy(made[0], ids, 5 * LENGTH)
 
 
 def test_only_the_likeliest_tokens_are_drawn_from(made: Made) -> None:

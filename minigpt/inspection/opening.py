@@ -16,10 +16,10 @@ from typing import BinaryIO
 
 import minigpt
 from minigpt.errors import CheckpointError
-from minigpt.header import clean, open_regular, read_header_of
+from minigpt.header import open_regular, read_header_of
 from minigpt.inspection.meaning import judge
 from minigpt.inspection.pickles import DAMAGE
-from minigpt.inspection.recognise import recognise_safetensors, recognise_torch
+from minigpt.inspection.recognise import recognise_safetensors, recognise_torch, sniff
 from minigpt.inspection.report import Report
 from minigpt.inspection.torchfiles import open_legacy, open_zip
 from minigpt.system import limit_this_process
@@ -105,7 +105,7 @@ def _inspect(file: BinaryIO, name: str, *, scan: bool, scan_limit: int) -> Repor
     try:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        kind = _sniff(file.read(512), name)
+        kind = sniff(file.read(512), name)
         checked = scan and size <= scan_limit
         if kind == "safetensors":
             contents = recognise_safetensors(file, read_header_of(file), scan=checked)
@@ -121,25 +121,3 @@ def _inspect(file: BinaryIO, name: str, *, scan: bool, scan_limit: int) -> Repor
     except (*DAMAGE, OSError) as error:
         # The readers refuse what they foresee; the rest is a file damaged in some new way, and its kind of error helps whoever reports it.
         raise CheckpointError(f"This file is damaged ({type(error).__name__}).") from None
-
-
-def _sniff(head: bytes, name: str) -> str:
-    """Tell the container from its first bytes: "zip", "legacy" or "safetensors"; say in words what anything else is."""
-    text, suffix = head.lstrip().lower(), clean(Path(name).suffix, 12)
-    lfs = "This is a Git LFS pointer, not the file itself. Fetch it with git lfs pull, or download it from the web page."
-    for is_so, found in (
-        (not head, "This file is empty."),
-        (head.startswith(b"version https://git-lfs"), lfs),
-        (text.startswith((b"<!doctype", b"<html", b"<?xml")), "This is a web page (HTML), probably an error page saved under this name."),
-        (head[257:262] == b"ustar", "This is torch's oldest (tar) format, which cannot be opened safely."),
-        (head.startswith(b"PK\x03\x04"), "zip"),
-        (head[8:9] in (b"{", b"[") and b"\0" in head[:8], "safetensors"),
-        (head.startswith(b"\x80"), "legacy"),
-        (name.endswith(".safetensors"), "safetensors"),
-        (text.startswith((b"{", b"[")), "This is JSON text, not a checkpoint. Upload the .safetensors or .pt file."),
-    ):
-        if is_so and found in ("zip", "legacy", "safetensors"):
-            return found
-        if is_so:
-            raise CheckpointError(found)
-    raise CheckpointError(f"Not a checkpoint: unknown file type{f' ({suffix})' if suffix else ''}.")

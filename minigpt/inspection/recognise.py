@@ -10,6 +10,7 @@ import re
 import struct
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import BinaryIO
 
 from minigpt.errors import CheckpointError
@@ -46,16 +47,32 @@ class Contents:
     notes: list[str] = field(default_factory=list)  # worth knowing, and not wrong
 
 
+def sniff(head: bytes, name: str) -> str:
+    """Tell the container from its first bytes: "zip", "legacy" or "safetensors"; say in words what anything else is."""
+    text, suffix = head.lstrip().lower(), clean(Path(name).suffix, 12)
+    lfs = "This is a Git LFS pointer, not the file itself. Fetch it with git lfs pull, or download it from the web page."
+    for is_so, found in (
+        (not head, "This file is empty."),
+        (head.startswith(b"version https://git-lfs"), lfs),
+        (text.startswith((b"<!doctype", b"<html", b"<?xml")), "This is a web page (HTML), probably an error page saved under this name."),
+        (head[257:262] == b"ustar", "This is torch's oldest (tar) format, which cannot be opened safely."),
+        (head.startswith(b"PK\x03\x04"), "zip"),
+        (head[8:9] in (b"{", b"[") and b"\0" in head[:8], "safetensors"),
+        (head.startswith(b"\x80"), "legacy"),
+        (name.endswith(".safetensors"), "safetensors"),
+        (text.startswith((b"{", b"[")), "This is JSON text, not a checkpoint. Upload the .safetensors or .pt file."),
+    ):
+        if is_so and found in ("zip", "legacy", "safetensors"):
+            return found
+        if is_so:
+            raise CheckpointError(found)
+    raise CheckpointError(f"Not a checkpoint: unknown file type{f' ({suffix})' if suffix else ''}.")
+
+
 def recognise_torch(opened: TorchFile, *, scan: bool) -> Contents:
     """Find model, settings and progress in a file of `torch.save`; with `scan`, read every value, for checksums and finite numbers."""
-    top = opened.root
-    if isinstance(top, Record):
-        what = clean(top.class_name, 60)
-        raise CheckpointError(f"This file is a whole pickled object ({what}), not a checkpoint: save the model's state_dict() instead.")
-    if not isinstance(top, PickledDict):
-        raise CheckpointError("Not a checkpoint: the file holds no named tensors.")
+    top, state = model_state(opened)
     keys = [key for key, _ in top.pairs if isinstance(key, str)]
-    state = next((value for key in _STATES if isinstance(value := top.get(key), PickledDict)), top)
     maker = next((maker for key, maker in _MAKERS.items() if key in keys), None)
     if maker is None and state is not top:
         maker = "a training script (pickled config class)" if opened.classes else "a training script"
@@ -74,6 +91,17 @@ def recognise_torch(opened: TorchFile, *, scan: bool) -> Contents:
     return contents
 
 
+def model_state(opened: TorchFile) -> tuple[PickledDict, PickledDict]:
+    """Return the outermost dict of a file of `torch.save` and the one with the model's tensors, which may be the same."""
+    top = opened.root
+    if isinstance(top, Record):
+        what = clean(top.class_name, 60)
+        raise CheckpointError(f"This file is a whole pickled object ({what}), not a checkpoint: save the model's state_dict() instead.")
+    if not isinstance(top, PickledDict):
+        raise CheckpointError("Not a checkpoint: the file holds no named tensors.")
+    return top, next((value for key in _STATES if isinstance(value := top.get(key), PickledDict)), top)
+
+
 def _add_tensors(contents: Contents, state: PickledDict, opened: TorchFile, *, scan: bool) -> None:
     if len(state.pairs) > MAX_TENSORS:
         raise CheckpointError(f"This file declares too many tensors: more than {MAX_TENSORS:,}.")
@@ -82,7 +110,7 @@ def _add_tensors(contents: Contents, state: PickledDict, opened: TorchFile, *, s
         raise CheckpointError("Not a checkpoint: no tensors found, or only kinds MiniGPT does not open (sparse, nested, quantized, meta).")
     holders: dict[tuple[str, int, tuple[int, ...]], str] = {}
     for position, (name, tensor) in enumerate(tensors):
-        contents.tensors.append(_checked(name, tensor, opened))
+        contents.tensors.append(checked_tensor(name, tensor, opened))
         holder = holders.setdefault((tensor.storage.key, tensor.offset, tensor.shape), name)
         if holder != name:
             contents.shared[position] = holder
@@ -95,7 +123,7 @@ def _add_tensors(contents: Contents, state: PickledDict, opened: TorchFile, *, s
         contents.warnings += [f"{clean(name, 40)} holds values that are not finite (NaN or inf)" for name in odd]
 
 
-def _checked(name: str, tensor: Tensor, opened: TorchFile) -> TensorInfo:
+def checked_tensor(name: str, tensor: Tensor, opened: TorchFile) -> TensorInfo:
     """Check that every element of a tensor lies inside its record.
 
     No more elements than the record holds, even where strides of zero would make them fit: four bytes must not become terabytes.
@@ -119,7 +147,7 @@ def _checked(name: str, tensor: Tensor, opened: TorchFile) -> TensorInfo:
 def _scalar_of(tensor: Tensor, opened: TorchFile) -> object:
     """Return a step or loss kept as a tensor of one element; any other tensor is no number, and a large record is not read for one."""
     dtype, offset = tensor.dtype, tensor.offset
-    if _checked("among the settings", tensor, opened).shape not in ((), (1,)) or opened.record_bytes[tensor.storage.key] > PIECE_BYTES:
+    if checked_tensor("among the settings", tensor, opened).shape not in ((), (1,)) or opened.record_bytes[tensor.storage.key] > PIECE_BYTES:
         return "(a tensor)"
     data = b"".join(opened.stream(tensor.storage.key))
     if dtype == "BF16":  # the upper half of a float32
@@ -133,15 +161,14 @@ def recognise_safetensors(file: BinaryIO, header: Header, *, scan: bool) -> Cont
         raise CheckpointError("Not a checkpoint: no tensors in the header.")
     is_transformers = header.metadata.get("format") == "pt" and any(map(_TRANSFORMERS.match, header.tensors))
     contents = Contents("safetensors", "Hugging Face transformers" if is_transformers else "unknown")
-    prefix = ""
     try:
         if (ours := our_metadata(header)) is not None:
             contents.format, contents.made_by, contents.metadata = "minigpt", "MiniGPT", ours
-            prefix = _OURS if any(name.startswith(_OURS) for name in header.tensors) else ""
     except CheckpointError as error:
         contents.warnings.append(f"metadata: {error}")
     # A run that was stopped before its first evaluation records null, and that is in order.
     contents.facts = {fact: plain(value) for fact in _FACTS if (value := contents.metadata.get(fact)) is not None}
+    prefix = own_prefix(header)
     for name, entry in header.tensors.items():
         if name.startswith(prefix):
             shown = _shown_name(name.removeprefix(prefix), contents)
@@ -153,6 +180,11 @@ def recognise_safetensors(file: BinaryIO, header: Header, *, scan: bool) -> Cont
     if isinstance(tied := contents.metadata.get("tied"), dict):
         contents.notes += [f"{clean(name, 60)} shares its data with {clean(other, 60)}; stored and counted once" for name, other in tied.items()]
     return contents
+
+
+def own_prefix(header: Header) -> str:
+    """Return what the names of the model's tensors begin with: a file of MiniGPT has others beside them, and its names are shown without it."""
+    return _OURS if "minigpt" in header.metadata and any(name.startswith(_OURS) for name in header.tensors) else ""
 
 
 def _scan(file: BinaryIO, header: Header, contents: Contents) -> None:

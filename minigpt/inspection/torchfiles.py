@@ -30,6 +30,7 @@ class TorchFile:
     classes: frozenset[str]
     record_bytes: Mapping[str, int]
     stream: Callable[[str], Iterator[bytes]]  # a zip's verifies the checksum of its record, if it is read to the end
+    start: Callable[[str], int]  # where in the file a storage's record begins
     warnings: Sequence[str] = ()
 
 
@@ -50,6 +51,11 @@ def open_zip(file: BinaryIO, size: int) -> TorchFile:
         except _ZIP_DAMAGE:
             raise CheckpointError(f"This file is damaged: {clean(name, 40)} fails its checksum or cannot be read.") from None
 
+    def start(name: str) -> int:
+        at = archive.getinfo(name).header_offset
+        file.seek(at + 26)  # the record lies behind its own header, which ends in the name and extra bytes of these two lengths
+        return at + 30 + int.from_bytes(file.read(2), "little") + int.from_bytes(file.read(2), "little")
+
     indexes = [name for name in sizes if name == "data.pkl" or name.endswith("/data.pkl")]
     if len(indexes) != 1:
         raise CheckpointError("Not a checkpoint: this zip has no data.pkl." if not indexes else "This zip holds more than one data.pkl.")
@@ -62,7 +68,9 @@ def open_zip(file: BinaryIO, size: int) -> TorchFile:
     reader = PickleReader()
     root = reader.read(io.BytesIO(b"".join(stream(indexes[0]))), "index")
     record_bytes = {name.removeprefix(data): length for name, length in sizes.items() if name.startswith(data)}
-    return TorchFile("torch zip", root, frozenset(reader.classes), record_bytes, lambda key: stream(data + key), warnings)
+    return TorchFile(
+        "torch zip", root, frozenset(reader.classes), record_bytes, lambda key: stream(data + key), lambda key: start(data + key), warnings
+    )
 
 
 def open_legacy(file: BinaryIO, size: int) -> TorchFile:
@@ -98,7 +106,7 @@ def open_legacy(file: BinaryIO, size: int) -> TorchFile:
         file.seek(starts[key])
         return pieces(file, record_bytes[key])
 
-    return TorchFile("torch legacy", root, frozenset(reader.classes), record_bytes, stream)
+    return TorchFile("torch legacy", root, frozenset(reader.classes), record_bytes, stream, starts.__getitem__)
 
 
 def _check_directory_size(file: BinaryIO, size: int) -> None:
