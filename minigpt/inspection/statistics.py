@@ -22,7 +22,6 @@ class TensorStatistics:
     """What was found in one tensor. Extremes, mean and standard deviation are those of the finite values, and None where there are none."""
 
     name: str
-    shape: tuple[int, ...]
     minimum: float | None = None
     maximum: float | None = None
     mean: float | None = None
@@ -64,7 +63,7 @@ def measure(name: str, shape: tuple[int, ...], chunks: Callable[[], Iterable[Flo
         chunks: gives its values in row-major order, flat, anew at each call.
         picture: also make the picture, of at most `MAP_SIDE` by `MAP_SIDE` blocks.
     """
-    found, moments, painter = TensorStatistics(name, shape), Moments(), Painter(shape)
+    found, moments, painter = TensorStatistics(name), Moments(), Painter(shape)
     low, high = math.inf, -math.inf
     try:
         for piece in chunks():
@@ -87,7 +86,7 @@ def measure(name: str, shape: tuple[int, ...], chunks: Callable[[], Iterable[Flo
             found.histogram = counts.tolist()
             found.picture = painter.means() if picture else []
     except CheckpointError as error:  # of a kind of number that is not read; the other tensors may be
-        found = TensorStatistics(name, shape, remark=str(error))
+        found = TensorStatistics(name, remark=str(error))
     yield found
 
 
