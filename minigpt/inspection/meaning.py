@@ -41,7 +41,7 @@ def judge(contents: Contents, size_bytes: int, *, checked: bool) -> Report:
     _check_tensors(contents, config.get("vocab_size"))
     counted = _counted(contents)
     blocks = _parameters_by_block(contents, counted)
-    shapes = sorted(f"{_PREFIX.sub('', tensor.name)} {list(tensor.shape)}" for tensor in counted)
+    shapes = sorted(f"{bare_name(tensor.name)} {list(tensor.shape)}" for tensor in counted)
     return Report(
         format=contents.format,
         made_by=contents.made_by,
@@ -60,6 +60,11 @@ def judge(contents: Contents, size_bytes: int, *, checked: bool) -> Report:
         notes=list(dict.fromkeys(contents.notes))[:_MAX_FINDINGS],
         checked=checked,
     )
+
+
+def bare_name(name: str) -> str:
+    """Return a tensor's name without what wrappers put before it."""
+    return _PREFIX.sub("", name)
 
 
 def _config(contents: Contents) -> tuple[dict[str, object], dict[str, str]]:

@@ -10,11 +10,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from minigpt.errors import CheckpointError
 from minigpt.header import open_regular
+from minigpt.inspection.meaning import bare_name
 from minigpt.inspection.sandbox import CPU_S, NO_ANSWER, TOO_MUCH, WALL_S, limit_this_child, parsed, start_child, tell, turn
 from minigpt.inspection.statistics import TensorStatistics, measure
-from minigpt.inspection.values import values_of
+from minigpt.inspection.values import open_values, values_of
 
 BYTES_PER_S = 8 << 20  # how slowly values may be read before it is taken for an attack
 
@@ -57,3 +60,20 @@ def _measured(name: str, wanted: str) -> Iterator[dict[str, object]]:
             if isinstance(told, int):
                 done += told
             yield {"share": done / total, "tensor": None if isinstance(told, int) else vars(told)}
+
+
+def relative_changes(first: Path, second: Path) -> Iterator[tuple[str, float]]:
+    """Yield ‖a − b‖ / ‖b‖ (Frobenius norms) of each tensor that both files have, in one shape and but for prefixes by one name.
+
+    Both files are read in this process: look at each with `inspect_safely` before.
+    """
+    with open_values(first) as a, open_values(second) as b:
+        partners = {bare_name(name): name for name in b.distinct}
+        for name in a.distinct:
+            partner = partners.get(bare_name(name))
+            if partner is not None and a.shapes[name] == b.shapes[partner]:
+                apart = size = 0.0
+                for x, y in zip(a.chunks(name), b.chunks(partner), strict=True):
+                    wide = y.astype(np.float64)
+                    apart, size = apart + float(np.square(x - wide).sum()), size + float(np.square(wide).sum())
+                yield name, math.sqrt(apart / size) if size else math.inf if apart else 0.0
