@@ -25,6 +25,7 @@ def generate(
     temperature: float = 0.8,
     top_k: int = 50,
     generator: torch.Generator | None = None,
+    never: tuple[int, ...] = NEVER_WRITTEN,
 ) -> Iterator[int]:
     """Yield up to `max_tokens` new ids after `ids`, which must not be empty.
 
@@ -36,6 +37,7 @@ def generate(
         temperature: 0 takes the likeliest token each time; higher is bolder.
         top_k: draw from this many likeliest tokens; 0 means from all.
         generator: a CPU generator; one seeded with 0 if none is given.
+        never: ids that are not written, which are our special tokens; the vocabularies of others have none in their place.
     """
     generator = generator if generator is not None else torch.Generator().manual_seed(0)
     device = model.embedding.weight.device
@@ -47,19 +49,19 @@ def generate(
         try:
             if cache.length + len(unread) > longest:
                 unread, cache = context[-max(longest // 2, 1) :], Cache()
-            logits = model.hidden(torch.tensor([unread], device=device), cache)[0, -1] @ model.embedding.weight.T  # (V,)
+            logits = model.logits(model.hidden(torch.tensor([unread], device=device), cache)[0, -1])  # (V,)
         finally:
             model.train(was_training)
-        index = _draw(logits.float().cpu(), temperature, top_k, generator)
+        index = _draw(logits.float().cpu(), temperature, top_k, generator, never)
         context.append(index)
         unread = [index]
         yield index
 
 
-def _draw(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
-    """Draw an id from logits (V,); special tokens are never written."""
+def _draw(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator, never: tuple[int, ...]) -> int:
+    """Draw an id from logits (V,)."""
     logits = logits.clone()
-    logits[list(NEVER_WRITTEN)] = -torch.inf
+    logits[list(never)] = -torch.inf
     if temperature < 1e-6:  # below that the division overflows, and the likeliest has all the probability anyway
         return int(logits.argmax())
     if 0 < top_k < len(logits):
@@ -80,7 +82,8 @@ def write(
     """Yield the text so far, prompt included, after each new token. An empty prompt starts from a line break."""
     ids = tokenizer.encode(prompt) or [first_id(tokenizer)]
     generator = torch.Generator().manual_seed(seed)
-    for index in generate(model, ids, max_tokens, temperature=temperature, top_k=top_k, generator=generator):
+    never = tokenizer.never_written
+    for index in generate(model, ids, max_tokens, temperature=temperature, top_k=top_k, generator=generator, never=never):
         ids.append(index)
         yield tokenizer.decode(ids)
 

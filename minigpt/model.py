@@ -8,7 +8,8 @@ Two families of blocks:
 - `modern`: RMSNorm without weights, rotary positions, QK-norm, ReLU², no biases. Source: the NanoChat model of `transformers`, whose
   conventions it follows to the letter: a norm right after the embedding, eps 1e-6, rotary before QK-norm, halves rotated.
 
-Both tie the output head to the embedding.
+Both tie the output head to the embedding. Weights of others may bring what ours do not have, and so have attributes, not settings: a head of their
+own, a soft cap on the logits, GPT-2's first approximation of GELU, another base of the rotation.
 """
 
 import math
@@ -36,9 +37,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)  # (B, H, T, D)
 
 
-def rotary_tables(length: int, width: int) -> tuple[Tensor, Tensor]:
+def rotary_tables(length: int, width: int, theta: float = ROPE_THETA) -> tuple[Tensor, Tensor]:
     """Return cos and sin of the rotation angles, each (T, D/2) float32."""
-    frequencies = ROPE_THETA ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)  # (D/2,)
+    frequencies = theta ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)  # (D/2,)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)  # (T, D/2)
     return angles.cos(), angles.sin()
 
@@ -89,13 +90,14 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.modern = config.arch == "modern"
+        self.approximate = "none"  # or "tanh"
         self.up = nn.Linear(config.d_model, config.d_ff, bias=not self.modern)
         self.down = nn.Linear(config.d_ff, config.d_model, bias=not self.modern)
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform each token of x (B, T, C) alone."""
         hidden = self.up(x)  # (B, T, F)
-        hidden = F.relu(hidden).square() if self.modern else F.gelu(hidden)
+        hidden = F.relu(hidden).square() if self.modern else F.gelu(hidden, approximate=self.approximate)
         out: Tensor = self.down(hidden)  # (B, T, C)
         return out
 
@@ -127,6 +129,7 @@ class MiniGPT(nn.Module):
 
     cos: Tensor
     sin: Tensor
+    head: nn.Parameter | None
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -137,6 +140,8 @@ class MiniGPT(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, index) for index in range(config.n_layers))
         self.norm = nn.Identity() if self.modern else nn.LayerNorm(config.d_model)
+        self.register_parameter("head", None)  # (V, C), where it is not the embedding
+        self.softcap: float | None = None
         cos, sin = rotary_tables(config.max_seq_len, config.d_model // config.n_heads)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -181,10 +186,17 @@ class MiniGPT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (B, T, V) for the token after each of x (B, T) int64."""
-        return F.linear(self.hidden(x), self.embedding.weight)
+        return self.logits(self.hidden(x))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Turn last hidden states (..., C) into logits (..., V)."""
+        logits = F.linear(hidden, self.embedding.weight if self.head is None else self.head)
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the mean cross-entropy, in nats per token, of predicting y (B, T) from x (B, T)."""
+        if self.head is not None or self.softcap is not None:
+            return F.cross_entropy(self(x).flatten(0, 1), y.flatten())
         return linear_cross_entropy(self.hidden(x).flatten(0, 1), self.embedding.weight, y.flatten())
 
     def count_parameters(self) -> int:

@@ -25,6 +25,7 @@ class TextTokenizer:
     """What both tokenizers share. Ids 0 to 3 are pad, unk, bos and eos; they count in the vocabulary's size."""
 
     kind = ""
+    never_written: tuple[int, ...] = tuple(range(len(SPECIAL_TOKENS)))
 
     def __init__(self) -> None:
         self._tokenizer = self._pipeline({token: index for index, token in enumerate(SPECIAL_TOKENS)})
@@ -161,6 +162,29 @@ class CharTokenizer(TextTokenizer):
             counts.update(piece)
         kept = sorted(character for character, _ in counts.most_common(max_vocab - len(SPECIAL_TOKENS)))
         self._tokenizer = self._pipeline({token: index for index, token in enumerate([*SPECIAL_TOKENS, *kept])})
+
+
+class OtherTokenizer(TextTokenizer):
+    """Any tokenizer of the library, with its own rules. A stranger's rules can take for ever: only for files of the person who waits."""
+
+    kind = "other"
+
+    def _pipeline(self, vocabulary: dict[str, int]) -> Tokenizer:
+        return Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS[UNK]))
+
+    def from_json(self, text: str) -> Self:
+        """Become the tokenizer that `text` describes; its ids mean what it says.
+
+        Raises:
+            CheckpointError: the text is not a tokenizer of the library.
+        """
+        try:
+            self._tokenizer = Tokenizer.from_str(text)
+        except Exception as error:
+            raise CheckpointError("tokenizer.json is not a tokenizer of the tokenizers library") from error
+        is_like_ours = all(self.id_of(token) == index for index, token in enumerate(SPECIAL_TOKENS))
+        self.never_written = TextTokenizer.never_written if is_like_ours else ()
+        return self
 
 
 TOKENIZERS: dict[str, type[WordTokenizer] | type[CharTokenizer]] = {"word": WordTokenizer, "char": CharTokenizer}

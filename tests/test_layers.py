@@ -17,7 +17,7 @@ LAYERS = {  # from the lowest up; a module imports its own layer and those below
     "words": ("config", "presets", "events", "errors", "system"),
     "parts": ("tokenizer", "corpus", "data", "model", "loss", "optim", "device", "evaluation", "generate", "checkpoint", "header", "history"),
     "loop": ("train", "distributed"),
-    "above": ("inspection", "export", "bench"),
+    "above": ("inspection", "export", "foreign", "bench"),
     "runs": ("saved", "runs"),
     "faces": ("ui", "cli", "cli_flags", "progress", "__main__"),
 }
