@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from minigpt.inspection.values import open_values, values_of
 BYTES_PER_S = 8 << 20  # how slowly values may be read before it is taken for an attack
 
 
-def measure_safely(path: Path, name: str = "") -> Iterator[tuple[float, TensorStatistics | None]]:
+def measure_safely(path: Path, name: str = "") -> Generator[tuple[float, TensorStatistics | None], None, None]:
     """Measure the values of all tensors or of the one called `name`, of this one with a picture, in a child process.
 
     Yields:

@@ -25,15 +25,15 @@ from minigpt.inspection import Report, inspect_parts, inspect_safely
 from minigpt.inspection.hub import inspect_hub
 from minigpt.runs import RunManager
 from minigpt.ui import charts, compare, shelf, takeaway, words, xray, xray_charts
-from minigpt.ui.shelf import LIST_COLUMNS, MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, first_prompt, listed, opened, path_of, saved, written
+from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, first_prompt, listed, opened, path_of, saved, written
 from minigpt.ui.xray import SHOWN, parts_table, settings_table, table, tensors_table
 
+__all__ = ["CheckpointTab", "build", "listed", "open_id", "open_newest"]  # the rest of the page needs these
 DETAILS = 20  # components that a chosen file fills
 FIRST_TEXT_TOKENS, FIRST_TEXT_S = 60, 1.5
 MAX_SENT = 64 << 20  # characters that the page's script may send of a file that stays where it is
 ANY_FILE = """<label for="any-file">or look at a file of any size; its weights stay on your disk</label><input type="file" id="any-file">"""
 NO_VOCABULARY = "It holds no vocabulary: its prompt is ids of tokens, such as 1 2 3, and so is its text."
-__all__ = ["LIST_COLUMNS", "CheckpointTab", "build", "listed", "open_newest"]
 
 
 @dataclass
@@ -95,7 +95,9 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
         return [listed(manager), *delete(manager, doomed)]
 
     work: Any = values.work
-    listing.select(choose, None, details, trigger_mode="multiple", cancels=work, **SHOWN)  # always_last would open the first of two quick clicks again
+    listing.select(
+        choose, None, details, trigger_mode="multiple", cancels=work, **SHOWN
+    )  # always_last would open the first of two quick clicks again
     tab.select(arrive, chosen, [listing, *details], **SHOWN)
     upload.upload(open_upload, upload, details, cancels=work, **SHOWN)
     peek.submit(lambda sent: ["", *open_parts(sent)], peek, [peek, *details], cancels=work, **SHOWN)

@@ -11,7 +11,7 @@ import pandas as pd
 from minigpt.errors import CheckpointError
 from minigpt.header import clean
 from minigpt.history import curves
-from minigpt.inspection import Report, inspect_safely
+from minigpt.inspection import inspect_safely
 from minigpt.inspection.measuring import relative_changes
 from minigpt.runs import RunManager
 from minigpt.ui import charts, shelf, xray_charts

@@ -16,7 +16,11 @@ from minigpt.runs import RunManager
 from minigpt.ui.shelf import path_of, refusal
 from minigpt.ui.xray import SHOWN
 
-FORMS = [("the file as it is", ""), ("a folder for transformers (zip)", "transformers"), ("plain safetensors, config, tokenizer (zip)", "safetensors")]
+FORMS = [
+    ("the file as it is", ""),
+    ("a folder for transformers (zip)", "transformers"),
+    ("plain safetensors, config, tokenizer (zip)", "safetensors"),
+]
 # The browser's own question, which no script of the page can answer for the visitor.
 CONFIRM = "chosen => confirm(`Delete ${chosen} for good?`) ? chosen : ''"
 

@@ -127,15 +127,11 @@ def tensors_table(report: Report | None, found: dict[str, TensorStatistics] | No
 
 def settings_table(report: Report | None) -> pd.DataFrame:
     """Return the settings, each with where it comes from."""
-    fields = TransformerConfig.model_fields
+    config, origins = (report.config, report.origins) if report else ({}, {})
+    titles = {name: field.title or "" for name, field in TransformerConfig.model_fields.items()}
     rows = [
-        [
-            clean(name, 60),
-            "" if value is None else clean(str(value), 200),
-            (fields[name].title or "") if name in fields else "",
-            report.origins.get(name, ""),
-        ]
-        for name, value in (report.config.items() if report else ())
+        [clean(name, 60), "" if value is None else clean(str(value), 200), titles.get(name, ""), origins.get(name, "")]
+        for name, value in config.items()
     ]
     return pd.DataFrame(rows, columns=["setting", "value", "in words", "origin"])
 
