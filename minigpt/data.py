@@ -209,6 +209,22 @@ def check_text(text: str, config: TransformerConfig) -> None:
     create_datasets(text, tokenizer, config.max_seq_len)
 
 
+_recent: dict[tuple[str, str, int], tuple[TextTokenizer, Tensor]] = {}
+
+
+def _tokenised(corpus: Corpus, config: TransformerConfig, stop: threading.Event) -> tuple[TextTokenizer, Tensor]:
+    """Return the vocabulary of a corpus and its ids (N,). The latest answer is kept, so that a second run on the same text begins at once."""
+    key = (corpus.sha256, config.tokenizer, config.vocab_size)
+    if (known := _recent.get(key)) is not None:
+        return known
+    tokenizer = TOKENIZERS[config.tokenizer]()
+    tokenizer.build_vocab(corpus.text, config.vocab_size, stop)
+    answer = tokenizer, torch.tensor(tokenizer.encode(corpus.text, stop), dtype=torch.int64)
+    _recent.clear()
+    _recent[key] = answer
+    return answer
+
+
 def prepare_text(config: TransformerConfig, emit: Callback, stop: threading.Event) -> Text:
     """Read the text that `config` names, learn its vocabulary and plan the run; `config.vocab_size` becomes the real one.
 
@@ -219,14 +235,13 @@ def prepare_text(config: TransformerConfig, emit: Callback, stop: threading.Even
     """
     corpus = load_corpus(config.data_path, stop)
     emit({"type": "status", "phase": "preparing", "message": f"reading {len(corpus.text):,} characters of {corpus.name}"})
-    tokenizer = TOKENIZERS[config.tokenizer]()
-    tokenizer.build_vocab(corpus.text, config.vocab_size, stop)
+    tokenizer, ids = _tokenised(corpus, config, stop)
     if tokenizer.vocab_size < 5:
         raise DataError(f"{corpus.name} has nothing to learn from: use a longer text")
     config.vocab_size = tokenizer.vocab_size
     if config.vocab_path:
         tokenizer.save(config.vocab_path)
-    datasets = create_datasets(corpus.text, tokenizer, config.max_seq_len, stop)
+    datasets = split_ids(ids, config.max_seq_len)
     train, val = create_dataloaders(*datasets, config.batch_size, generator=torch.Generator().manual_seed(config.seed))
     if stop.is_set():
         raise RunStopped("stopped before there was a model")

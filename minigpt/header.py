@@ -81,9 +81,9 @@ def pieces(file: IO[bytes], size: int) -> Iterator[bytes]:
         yield piece
 
 
-def read_header_of(file: BinaryIO) -> Header:
-    """Do as `read_header` does with an open, seekable file, whatever its position."""
-    size = file.seek(0, 2)
+def read_header_of(file: BinaryIO, size: int | None = None) -> Header:
+    """Do as `read_header` does with an open, seekable file, whatever its position; one of which only the beginning is here has its `size` told."""
+    size = size if size is not None else file.seek(0, 2)
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER_BYTES or 8 + length > size:

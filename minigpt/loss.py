@@ -1,7 +1,7 @@
 """Cross-entropy of a linear head without ever holding all logits: chunk by chunk, so that they stay in the processor's cache.
 
 A vocabulary of thousands makes the logits by far the largest tensor of a small model; writing and reading them from memory several times would
-take most of a step. Here each chunk's logits become its gradient in place, during the forward pass.
+take most of a step. Here each chunk's logits become probabilities, and those the gradients, during the forward pass.
 """
 
 from typing import Any
@@ -25,17 +25,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
         buffer = hidden.new_empty(rows, V)
         total = hidden.new_zeros(())
         for start in range(0, N, rows):
-            h, y = hidden[start : start + rows], targets[start : start + rows, None]
+            h, y = hidden[start : start + rows], targets[start : start + rows]
             logits = torch.mm(h, weight.T, out=buffer[: len(h)])  # (rows, V)
-            logits -= logits.amax(1, keepdim=True)
-            picked = logits.gather(1, y)  # (rows, 1)
-            normaliser = logits.exp_().sum(1, keepdim=True)
-            total += (normaliser.log() - picked).sum()
+            highest, picked = logits.amax(1), logits.gather(1, y[:, None])[:, 0]
+            probabilities = torch.softmax(logits, 1, out=logits)
+            total += (highest - probabilities.amax(1).log() - picked).sum()  # log of the sum of exponentials, less the target's logit
             if grad_hidden is not None and grad_weight is not None:
-                logits /= normaliser * N
-                logits.scatter_add_(1, y, logits.new_full(y.shape, -1.0 / N))
-                torch.mm(logits, weight, out=grad_hidden[start : start + rows])
-                grad_weight.addmm_(logits.T, h)
+                torch.mm(probabilities, weight, out=grad_hidden[start : start + rows])
+                grad_weight.addmm_(probabilities.T, h)
+        if grad_hidden is not None and grad_weight is not None:
+            grad_hidden.sub_(weight[targets]).div_(N)
+            grad_weight.index_add_(0, targets, hidden, alpha=-1).div_(N)
         if needs_grad:
             ctx.save_for_backward(grad_hidden, grad_weight)
         return total / N

@@ -15,6 +15,7 @@ ADAM_BETAS = (0.9, 0.95)
 # Source: K. Jordan et al., "Muon: an optimizer for hidden layers", 2024: a quintic whose repetition pushes all singular values towards 1.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
+WIDE = 64  # from this width on, products in bfloat16 gain more than the conversion costs
 
 
 def get_lr(step: int, warmup_steps: int, max_steps: int, max_lr: float, min_lr: float) -> float:
@@ -34,18 +35,24 @@ def get_lr(step: int, warmup_steps: int, max_steps: int, max_lr: float, min_lr: 
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Replace each of matrices (N, A, B) by nearly its closest orthogonal matrix, all N at once.
+    """Replace each of matrices (N, A, B) by nearly its closest orthogonal matrix, all N at once, in float32 or, where that is faster, bfloat16.
 
     Source: the Newton-Schulz iteration of Muon, X <- aX + (bS + cS²)X with S = XXᵀ.
     """
     a, b, c = NEWTON_SCHULZ
     tall = matrices.size(1) > matrices.size(2)
-    x = matrices.mT if tall else matrices
+    x = (matrices.mT if tall else matrices).to(_product_dtype(matrices))
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(NEWTON_SCHULZ_STEPS):
         s = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(s, s, s, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+    return (x.mT if tall else x).to(matrices.dtype)
+
+
+def _product_dtype(matrices: Tensor) -> torch.dtype:
+    """Return the type for products of matrices (N, A, B): bfloat16 where the hardware has it and they are wide enough to gain by it."""
+    fast = matrices.is_cuda or torch.cpu.get_capabilities().get("avx512_bf16", False)
+    return torch.bfloat16 if fast and min(matrices.shape[1:]) >= WIDE else matrices.dtype
 
 
 class Muon(torch.optim.Optimizer):

@@ -20,12 +20,12 @@ from typing import Any, Literal
 
 from minigpt import system
 from minigpt.config import TransformerConfig
-from minigpt.corpus import load_corpus
-from minigpt.data import check_text
+from minigpt.data import check_text, prepare_text
 from minigpt.errors import ConfigError, DataError, MiniGPTError, RunStopped
 from minigpt.events import AnyEvent, Callback, Event, StopSignal
 from minigpt.history import History, to_line
 from minigpt.optim import warm_up
+from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.saved import SavedCheckpoint, describe
 from minigpt.train import train
 
@@ -308,4 +308,4 @@ def _mark_interrupted(path: Path) -> None:
 def _warm_up() -> None:
     warm_up()
     with contextlib.suppress(MiniGPTError, OSError):  # the run itself will say what is wrong
-        load_corpus("")
+        prepare_text(PRESETS[DEFAULT_PRESET].config(), lambda _event: None, threading.Event())

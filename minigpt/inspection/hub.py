@@ -1,0 +1,97 @@
+"""What a model on the Hugging Face Hub is made of, from two small requests: the header of its weights and its config.json. No weight is fetched.
+
+Asks the Hub alone, follows it only to hosts of its own, sends no login, and bounds what it reads in bytes and in time.
+"""
+
+import io
+import re
+import time
+from collections.abc import Callable
+from urllib.parse import urljoin, urlsplit
+
+import requests
+from urllib3.exceptions import HTTPError
+
+from minigpt.errors import CheckpointError
+from minigpt.header import read_header_of, strict_json
+from minigpt.inspection.meaning import judge
+from minigpt.inspection.recognise import recognise_safetensors
+from minigpt.inspection.records import plain
+from minigpt.inspection.report import Report
+from minigpt.system import is_offline
+
+HUB = "https://huggingface.co"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+TIMEOUT_S, PATIENCE_S = 5.0, 15.0  # for each answer; for all of it: a server that dribbles must not keep a person waiting
+MAX_REDIRECTS = 5
+MAX_HEADER_BYTES, MAX_CONFIG_BYTES = 4 << 20, 1 << 20  # this header is parsed here and not in a child: no longer than the most tensors need
+_STORES = re.compile(r"([a-z0-9-]+\.)*hf\.co")  # hosts on which the Hub keeps large files
+_CLOSED = "There is no public model of this name on the Hub: it is missing, private, or asks for a login."
+
+
+def inspect_hub(name: str, hub: str = HUB) -> Report:
+    """Report what is in `model.safetensors` of a model on the Hub such as "openai-community/gpt2", by its header alone.
+
+    Raises:
+        CheckpointError: there is no such name, no such file or no network, or the header is refused; one sentence for a person.
+    """
+    if not NAME.fullmatch(name):
+        raise CheckpointError("A model on the Hub is called owner/name, such as openai-community/gpt2.")
+    if is_offline():
+        raise CheckpointError("Looking at the Hub needs the network, which MINIGPT_OFFLINE switches off.")
+    deadline = time.monotonic() + PATIENCE_S
+    with requests.Session() as session:
+        session.auth = lambda request: request  # else requests would send what a netrc file holds for this host
+        try:
+            found = _fetch(session, hub, f"/{name}/resolve/main/model.safetensors", MAX_HEADER_BYTES, deadline, _has_header)
+            if found is None:
+                raise CheckpointError("This model has no model.safetensors: its weights are split into several files, or are in another format.")
+            beside = _fetch(session, hub, f"/{name}/resolve/main/config.json", MAX_CONFIG_BYTES, deadline)
+        except (requests.RequestException, HTTPError, ValueError) as error:
+            raise CheckpointError(f"The Hub could not be reached ({type(error).__name__}); try again, or open a downloaded file.") from None
+    file, size = io.BytesIO(found[0]), found[1]
+    contents = recognise_safetensors(file, read_header_of(file, size), scan=False)
+    try:
+        config = plain(strict_json(beside[0], "config.json")) if beside is not None else None
+        contents.facts |= {"config": config} if config is not None and "config" not in contents.facts else {}
+    except CheckpointError as error:
+        contents.warnings.append(str(error))
+    contents.notes.insert(0, "values not checked: of a model on the Hub only the header and config.json are read")
+    return judge(contents, size, checked=False)
+
+
+def _has_header(data: bytearray) -> bool:
+    length = int.from_bytes(data[:8], "little")
+    if len(data) >= 8 and 8 + length > MAX_HEADER_BYTES:
+        raise CheckpointError(f"This safetensors header is damaged, or larger than {MAX_HEADER_BYTES >> 20} MB.")
+    return len(data) >= 8 + length and len(data) >= 8
+
+
+def _fetch(
+    session: requests.Session, hub: str, path: str, most: int, deadline: float, is_enough: Callable[[bytearray], bool] = lambda _: False
+) -> tuple[bytes, int] | None:
+    """Return the beginning of a file, at most `most` bytes, and its whole size; None if there is no such file."""
+    url, headers = hub + path, {"Range": f"bytes=0-{most - 1}", "Accept-Encoding": "identity"}
+    for _ in range(MAX_REDIRECTS):
+        there = urlsplit(url)
+        if not url.startswith(hub + "/") and not (there.scheme == "https" and _STORES.fullmatch(there.netloc)):
+            raise CheckpointError("The Hub sent on to a host that is not its own; it was not followed.")
+        with session.get(url, headers=headers, timeout=TIMEOUT_S, stream=True, allow_redirects=False) as answer:
+            if answer.is_redirect:
+                url = urljoin(url, answer.headers["Location"])
+                continue
+            if answer.status_code == requests.codes.not_found and answer.headers.get("X-Error-Code") != "RepoNotFound":
+                return None
+            if answer.status_code in (401, 403, 404):
+                raise CheckpointError(_CLOSED)
+            answer.raise_for_status()
+            data = bytearray()
+            while chunk := answer.raw.read1(1 << 16, decode_content=False):  # whatever has come, so that the deadline is looked at
+                data += chunk
+                if time.monotonic() > deadline:
+                    raise requests.Timeout
+                if len(data) >= most or is_enough(data):
+                    break
+            told = answer.headers.get("Content-Range", "").rpartition("/")[2] or answer.headers.get("Content-Length", "")
+            return bytes(data[:most]), int(told)
+    raise requests.TooManyRedirects
