@@ -3,8 +3,6 @@
 `inspect_parts` reports, in a child too, on a file of which only the header is at hand.
 """
 
-import io
-import json
 import os
 import sys
 import tempfile
@@ -15,14 +13,14 @@ from typing import BinaryIO
 from minigpt.errors import CheckpointError
 from minigpt.header import open_regular, read_header_of
 from minigpt.inspection.meaning import judge
-from minigpt.inspection.partial import PartialFile
 from minigpt.inspection.pickles import DAMAGE
-from minigpt.inspection.recognise import recognise_safetensors, recognise_torch, sniff
+from minigpt.inspection.recognise import add_config, recognise_safetensors, recognise_torch, sniff
 from minigpt.inspection.report import Report
 from minigpt.inspection.sandbox import NO_ANSWER, limit_this_child, parsed, run_child, tell, turn
 from minigpt.inspection.torchfiles import open_legacy, open_zip
 
 SCAN_LIMIT_BYTES = MAX_REPLY_BYTES = 64 << 20
+MAX_CONFIG_BYTES = 64 << 10  # it reaches the child as an argument
 
 
 def inspect_safely(path: Path, *, scan: bool = True, scan_limit: int = SCAN_LIMIT_BYTES) -> Report:
@@ -32,7 +30,7 @@ def inspect_safely(path: Path, *, scan: bool = True, scan_limit: int = SCAN_LIMI
         CheckpointError: The file is refused, or its reader broke a limit or died; one sentence for a person.
     """
     with open_regular(path) as file:
-        return _report_of(file, [__name__, "answer", path.name, str(int(scan)), str(scan_limit)])
+        return _report_of(file, [__name__, "answer", path.name, str(int(scan)), str(scan_limit), _beside(path)])
 
 
 def inspect_parts(name: str, size: int, parts: Mapping[int, bytes]) -> Report:
@@ -46,10 +44,15 @@ def inspect_parts(name: str, size: int, parts: Mapping[int, bytes]) -> Report:
     Raises:
         CheckpointError: see `inspect_safely`.
     """
+    if parts.get(0, b"").startswith(b"\x80"):
+        raise CheckpointError("This file is in torch's old format, whose index lies among its values: use python -m minigpt inspect FILE.")
     with tempfile.TemporaryFile() as file:
-        file.write(json.dumps([size, [[start, len(data)] for start, data in parts.items()]]).encode() + b"\n" + b"".join(parts.values()))
+        for start, data in parts.items():
+            file.seek(start)
+            file.write(data)
+        file.truncate(size)  # the rest is a hole and takes no place
         file.seek(0)
-        return _report_of(file, [__name__, "answer_parts", name])
+        return _report_of(file, [__name__, "answer", name, "0", "0"])
 
 
 def _report_of(file: BinaryIO, arguments: Sequence[str]) -> Report:
@@ -62,19 +65,18 @@ def _report_of(file: BinaryIO, arguments: Sequence[str]) -> Report:
         raise CheckpointError(NO_ANSWER) from None
 
 
-def answer(name: str, scan: str, scan_limit: str) -> None:
+def _beside(path: Path) -> str:
+    """Return the text of the config.json that lies beside weights as the Hub keeps them, or nothing."""
+    config = path.with_name("config.json")
+    if path.suffix not in (".safetensors", ".bin") or not config.is_file() or config.stat().st_size > MAX_CONFIG_BYTES:
+        return ""
+    return config.read_text(encoding="utf-8", errors="replace").replace("\0", "")
+
+
+def answer(name: str, scan: str, scan_limit: str, beside: str = "") -> None:
     """Be the child: bound this process, inspect standard input, and write one line of JSON with the report or the refusal."""
     limit_this_child()
-    tell(lambda: {"report": _inspect(sys.stdin.buffer, name, scan=scan == "1", scan_limit=int(scan_limit)).to_dict()})
-
-
-def answer_parts(name: str) -> None:
-    """Be the child of `inspect_parts`, which describes the parts in a first line and then gives their bytes."""
-    limit_this_child()
-    source = sys.stdin.buffer
-    size, places = json.loads(source.readline())
-    parts = [(start, source.read(length)) for start, length in places]
-    tell(lambda: {"report": _inspect(io.BufferedReader(PartialFile(size, parts)), name, scan=False, scan_limit=0).to_dict()})
+    tell(lambda: {"report": _inspect(sys.stdin.buffer, name, scan == "1", int(scan_limit), beside).to_dict()})
 
 
 def inspect_file(path: Path, *, scan: bool = True, scan_limit: int = SCAN_LIMIT_BYTES) -> Report:
@@ -89,16 +91,14 @@ def inspect_file(path: Path, *, scan: bool = True, scan_limit: int = SCAN_LIMIT_
         CheckpointError: It is not a checkpoint, is damaged, or asks for something that is refused; one sentence for a person.
     """
     with open_regular(path) as file:
-        return _inspect(file, path.name, scan=scan, scan_limit=scan_limit)
+        return _inspect(file, path.name, scan, scan_limit, _beside(path))
 
 
-def _inspect(file: BinaryIO, name: str, *, scan: bool, scan_limit: int) -> Report:
+def _inspect(file: BinaryIO, name: str, scan: bool, scan_limit: int, beside: str) -> Report:
     try:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         kind = sniff(file.read(512), name)
-        if kind == "legacy" and isinstance(getattr(file, "raw", None), PartialFile):
-            raise CheckpointError("This file is in torch's old format, whose index lies among its values: use python -m minigpt inspect FILE.")
         checked = scan and size <= scan_limit
         if kind == "safetensors":
             contents = recognise_safetensors(file, read_header_of(file), scan=checked)
@@ -108,6 +108,7 @@ def _inspect(file: BinaryIO, name: str, *, scan: bool, scan_limit: int) -> Repor
             contents = recognise_torch(open_zip(file, size) if kind == "zip" else open_legacy(file, size), scan=checked)
             if name.endswith(".safetensors"):
                 contents.warnings.insert(0, "named .safetensors, but it is a file of torch.save (a pickle)")
+        add_config(contents, beside)
         if not checked:
             reason = f", for the file is larger than {scan_limit >> 20:,} MB" if scan else ""
             contents.notes.insert(0, f"values not checked: only the header was read{reason}")

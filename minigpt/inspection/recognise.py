@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from minigpt.errors import CheckpointError
-from minigpt.header import ITEM_BYTES, MAX_TENSORS, PIECE_BYTES, TORCH_NAMES, Header, checked_shape, clean, our_metadata, pieces
+from minigpt.header import ITEM_BYTES, MAX_TENSORS, PIECE_BYTES, TORCH_NAMES, Header, checked_shape, clean, our_metadata, pieces, strict_json
 from minigpt.inspection.records import PickledDict, Record, Tensor, plain
 from minigpt.inspection.report import TensorInfo
 from minigpt.inspection.torchfiles import TorchFile
@@ -186,6 +186,16 @@ def recognise_safetensors(file: BinaryIO, header: Header, *, scan: bool) -> Cont
     if isinstance(tied := contents.metadata.get("tied"), dict):
         contents.notes += [f"{clean(name, 60)} shares its data with {clean(other, 60)}; stored and counted once" for name, other in tied.items()]
     return contents
+
+
+def add_config(contents: Contents, text: bytes | str) -> None:
+    """Take the settings from the text of a config.json that lies beside the weights, unless the file has its own."""
+    if text and "config" not in contents.facts:
+        try:
+            contents.facts["config"] = plain(strict_json(text, "config.json"))
+            contents.notes.append("settings are those of the config.json beside it")
+        except CheckpointError as error:
+            contents.warnings.append(str(error))
 
 
 def own_prefix(header: Header) -> str:

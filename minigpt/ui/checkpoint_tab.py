@@ -8,7 +8,7 @@ import html
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,12 +75,12 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
         with gr.Accordion("Samples kept in the file", open=False, elem_id="kept"):
             kept = table(_kept({}), "Samples", wrap=True, max_height=420)
         with gr.Accordion("Tensors", open=False, elem_id="tensors"):
-            values = xray.build_values(manager, chosen, upload)
+            tensors, measuring, work = xray.build_values(manager, chosen, upload)
         with gr.Column() as with_file:
             compare.build(manager, chosen, upload, asked)
-            take = takeaway.build(manager, chosen, upload)
-    told = [chosen, verdict, inside, config, curve, parts, kept, values.table, writing, asked[0], text, blocks]
-    details = [*told, *values.details, with_file, take.ready, take.delete]
+            ready, doomed = takeaway.build(manager, chosen, upload)
+    told = [chosen, verdict, inside, config, curve, parts, kept, tensors, writing, asked[0], text, blocks]
+    details = [*told, *measuring, with_file, ready, doomed]
 
     def choose(event: gr.SelectData) -> list[Any]:
         """Open the row that was clicked."""
@@ -90,19 +90,13 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
         """Fill the list, and show the newest checkpoint to a visitor who has chosen none."""
         return [listed(manager), *([gr.skip()] * len(details) if current else open_newest(manager))]
 
-    def remove(doomed: str) -> list[Any]:
-        """Delete a listed checkpoint, if the visitor said yes."""
-        return [listed(manager), *delete(manager, doomed)]
-
-    work: Any = values.work
-    listing.select(
-        choose, None, details, trigger_mode="multiple", cancels=work, **SHOWN
-    )  # always_last would open the first of two quick clicks again
+    # Multiple, for always_last would open the first of two quick clicks again.
+    listing.select(choose, None, details, trigger_mode="multiple", cancels=work, **SHOWN)
     tab.select(arrive, chosen, [listing, *details], **SHOWN)
     upload.upload(open_upload, upload, details, cancels=work, **SHOWN)
     peek.submit(lambda sent: ["", *open_parts(sent)], peek, [peek, *details], cancels=work, **SHOWN)
     gr.on([ask.click, hub.submit], open_hub, hub, details, cancels=work, **SHOWN)
-    take.delete.click(remove, chosen, [listing, *details], js=takeaway.CONFIRM, cancels=work, **SHOWN)
+    doomed.click(lambda id: [*delete(manager, id), listed(manager)], chosen, [*details, listing], js=takeaway.CONFIRM, cancels=work, **SHOWN)
     return CheckpointTab(listing, details)
 
 
@@ -124,10 +118,7 @@ def _writing(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[
 
 def open_id(manager: RunManager, chosen: str) -> list[Any]:
     """Show a listed checkpoint."""
-    try:
-        return shown_details(chosen, shelf.find(manager, chosen).path)
-    except (CheckpointError, OSError) as error:
-        return refused(error)
+    return _or_refusal(lambda: shown_details(chosen, shelf.find(manager, chosen).path))
 
 
 def open_newest(manager: RunManager) -> list[Any]:
@@ -139,33 +130,31 @@ def open_newest(manager: RunManager) -> list[Any]:
 
 def open_upload(path: str | None) -> list[Any]:
     """Show an uploaded file, or say in one sentence why not."""
-    if not path:
-        return [gr.skip()] * DETAILS
-    try:
-        return shown_details(UPLOADED, Path(path))
-    except (CheckpointError, OSError) as error:
-        return refused(error)
+    return _or_refusal(lambda: shown_details(UPLOADED, Path(path))) if path else [gr.skip()] * DETAILS
 
 
 def open_parts(sent: str | None) -> list[Any]:
     """Show a file that stays on the visitor's disk, from those of its bytes that the page's script has sent."""
     try:
         told = json.loads(sent if sent and len(sent) <= MAX_SENT else "")
+        name, size = clean(str(told["name"])), int(told["size"])
         parts = {int(start): base64.b64decode(data, validate=True) for start, data in told["parts"]}
-        if not 0 <= told["size"] < 2**53 or not all(0 <= start < 2**53 for start in parts):
-            raise ValueError("size")
-        name = clean(str(told["name"]))
-        return shown(inspect_parts(name, int(told["size"]), parts), f"{name}, which stayed on your disk")
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        if not all(0 <= place < 2**53 for place in (size, *parts)):
+            raise ValueError("out of bounds")
+    except (ValueError, TypeError, LookupError, RecursionError):
         return refused(CheckpointError("the page could not read this file: choose it again, or use python -m minigpt inspect FILE"))
-    except (CheckpointError, OSError) as error:
-        return refused(error)
+    return _or_refusal(lambda: shown(inspect_parts(name, size, parts), f"{name}, which stayed on your disk"))
 
 
 def open_hub(name: str | None) -> list[Any]:
     """Show what a model on the Hub is, from its header alone."""
+    wanted = (name or "").strip()[:200]
+    return _or_refusal(lambda: shown(inspect_hub(wanted), f"{wanted}, on the Hub"))
+
+
+def _or_refusal(show: Callable[[], list[Any]]) -> list[Any]:
     try:
-        return shown(inspect_hub((name or "").strip()[:200]), f"{clean(name or '')}, on the Hub")
+        return show()
     except (CheckpointError, OSError) as error:
         return refused(error)
 
@@ -178,7 +167,7 @@ def delete(manager: RunManager, chosen: str) -> list[Any]:
         shelf.delete(manager, chosen)
     except (CheckpointError, OSError) as error:
         raise shelf.refusal(error, "Cannot delete") from None
-    return [*_hidden(f'<p class="line">{html.escape(chosen)} is deleted.</p>')]
+    return _hidden(f'<p class="line">{html.escape(chosen)} is deleted.</p>')
 
 
 def refused(error: CheckpointError | OSError) -> list[Any]:

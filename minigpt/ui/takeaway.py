@@ -4,7 +4,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,9 @@ FORMS = [
 CONFIRM = "chosen => confirm(`Delete ${chosen} for good?`) ? chosen : ''"
 
 
-@dataclass
-class TakeAway:
-    """The part's components that depend on the chosen file."""
-
-    part: gr.Accordion
-    ready: gr.File
-    delete: gr.Button
-
-
-def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> TakeAway:
-    """Lay out the part and wire the downloads; what follows a click on delete is the tab's business."""
-    with gr.Accordion("Take it with you", open=False, elem_id="take-part") as part:
+def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[gr.File, gr.Button]:
+    """Lay out the part and wire the downloads; return the file to download and the button that deletes, whose click is the tab's business."""
+    with gr.Accordion("Take it with you", open=False, elem_id="take-part"):
         form = gr.Radio(FORMS, value="", label="As", elem_id="form")
         with gr.Row():
             go = gr.Button("Prepare the download", elem_id="prepare")
@@ -52,7 +42,7 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> TakeAway:
             raise refusal(error, "Cannot be written in this form") from None
 
     go.click(prepare, [chosen, upload, form], ready, concurrency_limit=1, **SHOWN)
-    return TakeAway(part, ready, delete)
+    return ready, delete
 
 
 def packed(path: Path, chosen: str, form: str, place: Path) -> Path:

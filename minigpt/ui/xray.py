@@ -4,7 +4,6 @@ import html
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -26,22 +25,17 @@ LOOK_S = 0.25  # between two looks at how far the measuring is
 COLUMNS = ["tensor", "shape", "type", "min", "max", "mean", "std", "zeros", "NaN, inf"]
 
 
-@dataclass
-class Values:
-    """The part of the page about tensors; `cleared` fills `details` for another file."""
-
-    table: gr.Dataframe
-    details: list[gr.components.Component]
-    work: list[Any]  # events that another choice ends
-
-
 def table(content: pd.DataFrame, label: str, **more: Any) -> gr.Dataframe:
     """Make a table to look at; its cells are text, never markup."""
     return gr.Dataframe(content, label=label, interactive=False, datatype="str", buttons=[], **more)
 
 
-def build_values(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> Values:
-    """Lay out the tensors with the buttons that read their values, and wire these."""
+def build_values(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[gr.Dataframe, list[gr.components.Component], Any]:
+    """Lay out the tensors with the buttons that read their values, and wire these.
+
+    Returns:
+        the table, what `cleared` fills for another file, and the event that another choice ends.
+    """
     with gr.Row():
         measure = gr.Button("Measure the values", elem_id="measure", size="sm")
         stop = gr.Button("Stop measuring", elem_id="stop-measuring", size="sm", visible=False)
@@ -83,7 +77,7 @@ def build_values(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> Va
     work = measure.click(measured, [chosen, upload], [note, tensors, stop], concurrency_limit=2, **SHOWN)
     stop.click(lambda: [_note("Stopped."), gr.Button(visible=False)], None, [note, stop], cancels=[work], **SHOWN)
     tensors.select(show, [chosen, upload], [note, histogram, picture], trigger_mode="multiple", **SHOWN)
-    return Values(tensors, [measure, stop, note, histogram, picture], [work])
+    return tensors, [measure, stop, note, histogram, picture], work
 
 
 def cleared(*, is_here: bool) -> list[Any]:
