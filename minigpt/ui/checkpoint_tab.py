@@ -90,13 +90,14 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
         """Fill the list, and show the newest checkpoint to a visitor who has chosen none."""
         return [listed(manager), *([gr.skip()] * len(details) if current else open_newest(manager))]
 
-    # Multiple, for always_last would open the first of two quick clicks again.
-    listing.select(choose, None, details, trigger_mode="multiple", cancels=work, **SHOWN)
+    # Multiple: always_last would open the first of two quick clicks again, and once would drop the second.
+    latest: dict[str, Any] = {"trigger_mode": "multiple", "cancels": work, **SHOWN}
+    listing.select(choose, None, details, **latest)
     tab.select(arrive, chosen, [listing, *details], **SHOWN)
-    upload.upload(open_upload, upload, details, cancels=work, **SHOWN)
-    peek.submit(lambda sent: ["", *open_parts(sent)], peek, [peek, *details], cancels=work, **SHOWN)
-    gr.on([ask.click, hub.submit], open_hub, hub, details, cancels=work, **SHOWN)
-    doomed.click(lambda id: [*delete(manager, id), listed(manager)], chosen, [*details, listing], js=takeaway.CONFIRM, cancels=work, **SHOWN)
+    upload.upload(open_upload, upload, details, **latest)
+    peek.submit(lambda sent: ["", *open_parts(sent)], peek, [peek, *details], **latest)
+    gr.on([ask.click, hub.submit], open_hub, hub, details, **latest)
+    doomed.click(lambda id: [*delete(manager, id), listed(manager)], chosen, [*details, listing], js=takeaway.CONFIRM, **latest)
     return CheckpointTab(listing, details)
 
 

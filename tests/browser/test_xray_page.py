@@ -143,7 +143,9 @@ def test_a_checkpoint_is_taken_away_for_transformers_and_as_it_is(shelf: Page, s
 def test_typical_hostile_files_get_a_sentence_each_and_run_nothing(shelf: Page, tmp_path: Path) -> None:
     manifest = {item["file"]: item for item in hostile.write_corpus(tmp_path)}
     for name in TYPICAL:
-        drop(shelf, tmp_path / name)
+        with shelf.expect_response(lambda answer: "queue/join" in answer.url):
+            drop(shelf, tmp_path / name)
+        expect(shelf.locator("#verdict").get_by_test_id("status-tracker")).to_have_class(re.compile(r"\bhide\b"))
         said = shelf.locator({"reject": "#verdict .wrong", "warn": "#verdict ul"}.get(manifest[name]["expect"], "#verdict .small"))
         expect(said.first).to_contain_text(re.compile(manifest[name]["say"] or "made by", re.IGNORECASE))
         assert len(said.first.inner_text()) <= (300 if manifest[name]["expect"] == "reject" else 2000)
