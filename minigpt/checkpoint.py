@@ -38,7 +38,10 @@ LOCAL_FIELDS = {"checkpoint_dir", "checkpoint_path", "vocab_path", "data_path"} 
 
 @dataclasses.dataclass
 class Checkpoint:
-    """A checkpoint opened for use. `model` is in evaluation mode; `metadata` is the header's JSON; `state` has optimizer and random states."""
+    """A checkpoint opened for use. `model` is in evaluation mode; `metadata` is the header's JSON; `state` has optimizer and random states.
+
+    `notes` says in sentences what had to be assumed of other people's weights.
+    """
 
     model: MiniGPT
     tokenizer: TextTokenizer | None
@@ -47,6 +50,7 @@ class Checkpoint:
     val_loss: float | None
     metadata: dict[str, Any]
     state: dict[str, Tensor]
+    notes: tuple[str, ...] = ()
 
 
 def save_checkpoint(

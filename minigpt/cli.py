@@ -1,4 +1,4 @@
-"""The command line: train, inspect, generate. The only module that prints.
+"""The command line: train, inspect, generate, export. The only module that prints.
 
 Results go to standard output, progress of a terminal and complaints to standard error. Exit status: 0 done or stopped as asked, 1 refused or
 failed, 2 a mistake in the command.
@@ -24,6 +24,7 @@ from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError
 
 if TYPE_CHECKING:
     from minigpt.events import Event
+    from minigpt.inspection import Report
     from minigpt.inspection.statistics import TensorStatistics
     from minigpt.runs import Run
 
@@ -36,6 +37,7 @@ Train a small language model, look inside a checkpoint, let one write.
   train [--preset NAME] [--FLAG VALUE ...] [--weights FILE]
   inspect FILE [--tensors] [--json]
   generate CHECKPOINT [--prompt TEXT] [--seed N] [--temperature X] [--top-k N] [--max-tokens N]
+  export CHECKPOINT FOLDER [--to transformers|safetensors]
 
 {PROGRAM} COMMAND --help tells more. The page: python app.py"""
 REDRAW_AFTER_S = 0.1
@@ -73,7 +75,7 @@ def complain(text: str) -> None:
 def _dispatch(arguments: list[str]) -> int:
     if any("\udc80" <= character <= "\udcff" for word in arguments for character in word):
         raise ConfigError("an argument is not UTF-8; write it in UTF-8 and try again")
-    commands = {"train": train_command, "inspect": inspect_command, "generate": generate_command}
+    commands = {"train": train_command, "inspect": inspect_command, "generate": generate_command, "export": export_command}
     if not arguments:
         complain(HELP)
         return 2
@@ -211,6 +213,8 @@ def _close(run: "Run", weights: Path | None) -> int:
     files = [path for path in (best, run.folder / "last.safetensors") if path.is_file()]
     lines = summary(run.history.last, files)
     if weights is not None:
+        from minigpt.export import write_weights
+
         if not files:
             raise DataError("there are no weights to write: the run was stopped before its first step")
         size = write_weights(files[0], run.folder / "last.safetensors", weights)
@@ -219,46 +223,10 @@ def _close(run: "Run", weights: Path | None) -> int:
     return 1 if run.state == "diverged" else 0
 
 
-def write_weights(best: Path, last: Path, target: Path) -> int:
-    """Copy a checkpoint to `target` without optimizer and random states; return its size in bytes.
-
-    Args:
-        best: the checkpoint to copy.
-        last: the run's last checkpoint, whose curves and samples reach further if it was made at the same step.
-        target: the file to write.
-
-    Raises:
-        CheckpointError: a file cannot be used.
-        OSError: the file cannot be written.
-    """
-    from minigpt.checkpoint import read_checkpoint, save_checkpoint
-    from minigpt.generate import sample
-
-    checkpoint, newest = read_checkpoint(best), read_checkpoint(last)
-    told = newest.metadata if newest.step == checkpoint.step else checkpoint.metadata
-    names = ("series", "samples", "data", "val_step", "best_val_loss", "best_step", "max_steps", "elapsed", "threads", "corpus")
-    facts = {name: told[name] for name in names if name in told}
-    if checkpoint.tokenizer is not None and (written := sample(checkpoint.model, checkpoint.tokenizer, checkpoint.config.seed)):
-        moment = {"step": checkpoint.step, "elapsed": told.get("elapsed", 0.0), "loss": checkpoint.val_loss}
-        earlier = [shown for shown in facts.get("samples", []) if shown["step"] < checkpoint.step]
-        facts["samples"] = [*earlier, {"type": "sample", **moment, "prompt": written[0], "text": written[1]}]
-    save_checkpoint(
-        checkpoint.model,
-        None,
-        checkpoint.config,
-        checkpoint.step,
-        checkpoint.val_loss,
-        path=target,
-        tokenizer=checkpoint.tokenizer,
-        facts=facts,
-    )
-    return target.stat().st_size
-
-
 def inspect_command(arguments: Sequence[str]) -> int:
     """Tell what is in a checkpoint file, without running it."""
     parser = Parser(prog=f"{PROGRAM} inspect", description="Tell what is in a checkpoint, anybody's, without running it.")
-    parser.add_argument("file", metavar="FILE", type=Path, help="a .safetensors or .pt file")
+    parser.add_argument("file", metavar="FILE", type=Path, help="a .safetensors or .pt file, or a model on the Hub, such as openai-community/gpt2")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--tensors", action="store_true", help="also read all values: extremes, mean, standard deviation, zeros of each tensor")
     options = parser.parse_args(arguments)
@@ -268,13 +236,13 @@ def inspect_command(arguments: Sequence[str]) -> int:
     from minigpt.progress import description, tensor_lines
 
     try:
-        report = inspect_safely(options.file)
+        report = _on_the_hub(options.file) or inspect_safely(options.file)
     except CheckpointError as error:
         if options.json:
             print(json.dumps({"error": str(error)}))
         raise CheckpointError(f"{options.file}: {error}") from None
     found: Iterable[TensorStatistics] = ()
-    if options.tensors:
+    if options.tensors and options.file.exists():  # of a model on the Hub no values are fetched
         from minigpt.inspection.measuring import measure_safely
 
         found = (tensor for _, tensor in measure_safely(options.file) if tensor is not None)
@@ -287,18 +255,28 @@ def inspect_command(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _on_the_hub(path: Path) -> "Report | None":
+    """Look at a model on the Hub, if that is what this is: no path of here, nor a misspelt one, but the form of a name."""
+    if path.exists() or path.parent.is_dir() or path.suffix in (".safetensors", ".pt", ".pth", ".ckpt", ".bin"):
+        return None
+    from minigpt.inspection import hub
+
+    return hub.inspect_hub(path.as_posix()) if hub.NAME.fullmatch(path.as_posix()) else None
+
+
 def generate_command(arguments: Sequence[str]) -> int:
     """Print the prompt and what a checkpoint's model writes after it."""
     from minigpt.cli_flags import parse_generate
-    from minigpt.header import read_header
+    from minigpt.inspection import inspect_safely
 
     request = parse_generate(Parser(prog=f"{PROGRAM} generate", allow_abbrev=False), arguments)
-    path = request.checkpoint / "best.safetensors" if request.checkpoint.is_dir() else request.checkpoint
+    path = _best_in(request.checkpoint)
     try:
-        read_header(path)  # what is no checkpoint is refused before torch is waited for
-        from minigpt.checkpoint import read_checkpoint
+        if not path.is_dir():
+            inspect_safely(path, scan=False)  # what is no checkpoint is refused before torch is waited for
+        from minigpt.foreign import open_any
 
-        checkpoint = read_checkpoint(path)
+        checkpoint = open_any(path)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     import torch
@@ -306,12 +284,41 @@ def generate_command(arguments: Sequence[str]) -> int:
     from minigpt.config import UNK
     from minigpt.generate import first_id, generate, usual_prompt
 
-    if (tokenizer := checkpoint.tokenizer) is None:
-        raise CheckpointError(f"{path}: it holds no tokenizer, so its model cannot read or write text")
-    ids = tokenizer.encode(request.prompt if request.prompt is not None else usual_prompt(tokenizer)) or [first_id(tokenizer)]
-    if unknown := ids.count(UNK):
-        complain(f"{unknown} of the prompt's {len(ids)} tokens are not in this model's vocabulary; it reads them as <unk>")
-    generator = torch.Generator().manual_seed(request.seed)
-    ids += generate(checkpoint.model, ids, request.max_tokens, temperature=request.temperature, top_k=request.top_k, generator=generator)
-    print(tokenizer.decode(ids))
+    for note in checkpoint.notes:
+        complain(note)
+    tokenizer, ids, known = checkpoint.tokenizer, list(request.ids), checkpoint.config.vocab_size
+    if ids and max(ids) >= known:
+        raise ConfigError(f"ids has {max(ids)}; this model knows 0 to {known - 1:,}")
+    if not ids and tokenizer is None:
+        raise CheckpointError(f'{path}: it holds no tokenizer, so its model reads and writes numbers of tokens: try --ids "{known - 1}"')
+    if not ids and tokenizer is not None:
+        ids = tokenizer.encode(request.prompt if request.prompt is not None else usual_prompt(tokenizer)) or [first_id(tokenizer)]
+        if UNK in tokenizer.never_written and (unknown := ids.count(UNK)):
+            complain(f"{unknown} of the prompt's {len(ids)} tokens are not in this model's vocabulary; it reads them as <unk>")
+    never = tokenizer.never_written if tokenizer is not None else ()
+    draw = torch.Generator().manual_seed(request.seed)
+    ids += generate(checkpoint.model, ids, request.max_tokens, temperature=request.temperature, top_k=request.top_k, generator=draw, never=never)
+    print(" ".join(map(str, ids)) if request.ids or tokenizer is None else tokenizer.decode(ids))
     return 0
+
+
+def export_command(arguments: Sequence[str]) -> int:
+    """Write a checkpoint's model and tokenizer in a form that others read, and print the files."""
+    from minigpt.cli_flags import parse_export
+
+    options = parse_export(Parser(prog=f"{PROGRAM} export"), arguments)
+    from minigpt.export import export
+
+    path = _best_in(options.checkpoint)
+    try:
+        files = export(path, options.folder, options.to)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    print("\n".join(map(str, files)))
+    return 0
+
+
+def _best_in(path: Path) -> Path:
+    """Return a run's best checkpoint if this is the folder of a run, else what was given."""
+    best = path / "best.safetensors"
+    return best if best.is_file() else path

@@ -1,4 +1,4 @@
-"""The flags of `train`, made from the declared settings by pydantic-settings, and those of `generate`.
+"""The flags of `train`, made from the declared settings by pydantic-settings, and those of `generate` and `export`.
 
 Knows no torch, so that help and mistakes are instant.
 """
@@ -6,6 +6,7 @@ Knows no torch, so that help and mistakes are instant.
 import argparse
 import difflib
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,10 +147,11 @@ WRITING: tuple[tuple[str, type[int] | type[float], float, float, float | None, s
 
 @dataclass(frozen=True)
 class WriteRequest:
-    """What a person asked `generate` to do; without a prompt, the model's usual one is taken."""
+    """What a person asked `generate` to do; without a prompt or ids, the model's usual prompt is taken."""
 
     checkpoint: Path
     prompt: str | None
+    ids: tuple[int, ...]
     seed: int
     temperature: float
     top_k: int
@@ -164,8 +166,9 @@ def parse_generate(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
         SystemExit: help was asked for, and printed.
     """
     parser.description = "Let a checkpoint's model write."
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a checkpoint of MiniGPT, or the folder of a run")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a checkpoint, the folder of a run, or of other weights")
     parser.add_argument("--prompt", metavar="TEXT", help="what the text begins with")
+    parser.add_argument("--ids", metavar="IDS", help='or the numbers of tokens that it begins with, such as "50256 11 464"; then numbers are written')
     for name, kind, default, low, high, text in WRITING:
         flag = f"--{name.replace('_', '-')}"
         spellings = [flag] if flag[2:] == name else [flag, f"--{name}"]
@@ -173,6 +176,11 @@ def parse_generate(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
     options = parser.parse_args(arguments)
     chosen: dict[str, Any] = {}
     problems = []
+    ids = re.split(r"[\s,]+", options.ids.strip()) if options.ids is not None else []
+    if not all(re.fullmatch(r"[0-9]{1,9}", index) for index in ids):
+        problems.append(f'ids is {options.ids[:40]!r}; it must be whole numbers from 0 up: try "50256 11 464"')
+    if ids and options.prompt is not None:
+        problems.append("prompt and ids are two ways to begin: give one of them")
     for name, kind, default, low, high, _ in WRITING:
         given = getattr(options, name)
         try:
@@ -185,7 +193,22 @@ def parse_generate(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
             problems.append(f"{name} is {given[:40]!r}; it must be {what}, {_span(low, high)}: try {default}")
     if problems:
         raise ConfigError("\n".join(problems))
-    return WriteRequest(options.checkpoint, options.prompt, **chosen)
+    return WriteRequest(options.checkpoint, options.prompt, tuple(map(int, ids)), **chosen)
+
+
+def parse_export(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the arguments of `export`: checkpoint, folder, to.
+
+    Raises:
+        ConfigError: with what argparse found.
+        SystemExit: help was asked for, and printed.
+    """
+    parser.description = "Write a checkpoint's model and tokenizer in a form that others read."
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a checkpoint of MiniGPT, or the folder of a run")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where to: a new folder, or an empty one")
+    kinds = ("transformers", "safetensors")
+    parser.add_argument("--to", choices=kinds, default=kinds[0], help="for from_pretrained, or under MiniGPT's own names (default transformers)")
+    return parser.parse_args(arguments)
 
 
 def _span(low: float, high: float | None) -> str:

@@ -1,4 +1,5 @@
-"""Our checkpoint in forms that others read: a folder for transformers, or plain safetensors with the settings beside them.
+"""Our checkpoint in other forms: a folder for transformers, plain safetensors with the settings beside them, or our own file without what only a
+resume needs.
 
 Both architectures are known to transformers under names of its own: `gpt2` is its GPT-2, `modern` its NanoChat. Knows those names and layouts, and
 never imports it.
@@ -16,9 +17,10 @@ from typing import Any, Literal
 from safetensors.torch import save as pack_tensors
 from torch import Tensor
 
-from minigpt.checkpoint import LOCAL_FIELDS, Checkpoint, read_checkpoint
+from minigpt.checkpoint import LOCAL_FIELDS, Checkpoint, read_checkpoint, save_checkpoint
 from minigpt.config import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, TransformerConfig
 from minigpt.errors import CheckpointError
+from minigpt.generate import sample
 from minigpt.model import RMS_EPS, ROPE_THETA
 from minigpt.system import STRAY_SUFFIX, sync_folder, write_atomically
 
@@ -67,6 +69,39 @@ def export(checkpoint: Path, folder: Path, to: Target = "transformers") -> list[
         raise
     sync_folder(folder.absolute().parent)
     return [folder / name for name in files]
+
+
+def write_weights(best: Path, last: Path, target: Path) -> int:
+    """Copy a checkpoint to `target` without optimizer and random states; return its size in bytes.
+
+    Args:
+        best: the checkpoint to copy.
+        last: the run's last checkpoint, whose curves and samples reach further if it was made at the same step.
+        target: the file to write.
+
+    Raises:
+        CheckpointError: a file cannot be used.
+        OSError: the file cannot be written.
+    """
+    checkpoint, newest = read_checkpoint(best), read_checkpoint(last)
+    told = newest.metadata if newest.step == checkpoint.step else checkpoint.metadata
+    names = ("series", "samples", "data", "val_step", "best_val_loss", "best_step", "max_steps", "elapsed", "threads", "corpus")
+    facts = {name: told[name] for name in names if name in told}
+    if checkpoint.tokenizer is not None and (written := sample(checkpoint.model, checkpoint.tokenizer, checkpoint.config.seed)):
+        moment = {"step": checkpoint.step, "elapsed": told.get("elapsed", 0.0), "loss": checkpoint.val_loss}
+        earlier = [shown for shown in facts.get("samples", []) if shown["step"] < checkpoint.step]
+        facts["samples"] = [*earlier, {"type": "sample", **moment, "prompt": written[0], "text": written[1]}]
+    save_checkpoint(
+        checkpoint.model,
+        None,
+        checkpoint.config,
+        checkpoint.step,
+        checkpoint.val_loss,
+        path=target,
+        tokenizer=checkpoint.tokenizer,
+        facts=facts,
+    )
+    return target.stat().st_size
 
 
 def their_names(arch: str, name: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ A file is only ever read as data: its report comes from a child process, its num
 usual and told in a note; what our model cannot compute is refused.
 """
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping
@@ -14,11 +15,11 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from minigpt.checkpoint import Checkpoint
+from minigpt.checkpoint import Checkpoint, read_checkpoint
 from minigpt.config import TransformerConfig, sentences
 from minigpt.errors import CheckpointError
 from minigpt.export import their_names
-from minigpt.header import MAX_HEADER_BYTES, clean, strict_json
+from minigpt.header import MAX_HEADER_BYTES, clean, read_header, strict_json
 from minigpt.inspection import inspect_safely
 from minigpt.inspection.recognise import FLOATS
 from minigpt.inspection.values import Values, open_values
@@ -43,8 +44,20 @@ _ALLOWED: dict[str, tuple[object, ...]] = {  # settings under which our model co
 }  # fmt: skip
 
 
+def open_any(path: Path) -> Checkpoint:
+    """Open a checkpoint of ours, or other people's weights as `open_foreign` does.
+
+    Raises:
+        CheckpointError: it is neither, or damaged; one sentence for a person.
+    """
+    is_ours = False
+    with contextlib.suppress(CheckpointError):  # no safetensors, or what is wrong with it is said below
+        is_ours = "minigpt" in read_header(path).metadata
+    return read_checkpoint(path) if is_ours else open_foreign(path)
+
+
 def open_foreign(path: Path) -> Checkpoint:
-    """Open other people's weights for use; `metadata["notes"]` lists what had to be assumed.
+    """Open other people's weights for use; its `notes` say what had to be assumed.
 
     Args:
         path: a file of torch or safetensors, where a config.json beside it is read too, or a folder with both. Only from a folder is its
@@ -81,9 +94,9 @@ def open_foreign(path: Path) -> Checkpoint:
         tokenizer = OtherTokenizer().load(path / "tokenizer.json")
         if tokenizer.vocab_size > config.vocab_size:
             raise CheckpointError(f"tokenizer.json has {tokenizer.vocab_size:,} tokens; the model knows {config.vocab_size:,}")
-    metadata = {"format": report.format, "made_by": report.made_by, "notes": notes}
+    metadata = {"format": report.format, "made_by": report.made_by}
     val_loss = report.val_loss if report.val_loss is not None else report.best_val_loss
-    return Checkpoint(model.eval(), tokenizer, config, report.step or 0, val_loss, metadata, {})
+    return Checkpoint(model.eval(), tokenizer, config, report.step or 0, val_loss, metadata, {}, tuple(notes))
 
 
 def _beside(file: Path) -> dict[str, Any]:

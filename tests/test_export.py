@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, N
 
 from minigpt import export as module
 from minigpt.checkpoint import read_checkpoint, save_checkpoint
+from minigpt.cli import main
 from minigpt.config import TransformerConfig
 from minigpt.errors import CheckpointError
 from minigpt.export import export, renamed
@@ -19,6 +20,7 @@ from minigpt.model import MiniGPT
 from minigpt.tokenizer import TOKENIZERS
 
 transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
 CLASSES = {"gpt2": GPT2LMHeadModel, "modern": NanoChatForCausalLM}
 TEXTS = (
     verse(20), "", "\n\n", "ROMEO:\nThe moon <pad> is well-fed; <unk> o'er the sun--so! <bos>\n", "unknownwörd  two  spaces\t<eos> zyx 你好 😀",
@@ -175,3 +177,20 @@ def test_a_folder_filled_meanwhile_is_left_alone(tmp_path: Path, write: Any, mon
         export(path, out)
     assert [file.name for file in out.iterdir()] == ["theirs"]
     assert not list(tmp_path.glob(".out*"))
+
+
+def test_the_command_exports_a_run_s_best_checkpoint_and_lists_the_files(tmp_path: Path, write: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    write("modern").rename(run / "best.safetensors")
+    assert main(["export", str(run), str(tmp_path / "out")]) == 0
+    assert [Path(line) for line in capsys.readouterr().out.splitlines()] == [
+        tmp_path / "out" / name for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    ]
+    assert NanoChatForCausalLM.from_pretrained(tmp_path / "out").config.hidden_size == 16
+    assert main(["export", str(run / "best.safetensors"), str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == (
+        f"{run / 'best.safetensors'}: {tmp_path / 'out'} is there already and is not an empty folder, so nothing was written: name a new one\n"
+    )
+    assert main(["export", str(run), str(tmp_path / "other"), "--to", "onnx"]) == 2
+    assert "invalid choice: 'onnx'" in capsys.readouterr().err

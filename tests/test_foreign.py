@@ -16,15 +16,17 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, NanoChatConfig, NanoChatForCausalLM
 
 from minigpt.checkpoint import save_checkpoint
+from minigpt.cli import main
 from minigpt.config import TransformerConfig
 from minigpt.errors import CheckpointError
 from minigpt.export import export
-from minigpt.foreign import open_foreign
+from minigpt.foreign import open_any, open_foreign
 from minigpt.generate import generate, write
 from minigpt.model import MiniGPT
 from minigpt.tokenizer import WordTokenizer
 
 transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
 V, C, T = 70, 128, 24
 MATRICES = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
@@ -61,7 +63,7 @@ def expect_same(path: Path, theirs: Any) -> list[str]:
         expected = theirs(ids).logits
         assert (opened.model(ids) - expected).abs().max() <= 1e-4
     assert expected.std() > 0.1, "logits that are all alike prove nothing"
-    return list(opened.metadata["notes"])
+    return list(opened.notes)
 
 
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu", "gelu_pytorch_tanh"])
@@ -193,7 +195,7 @@ def test_what_we_export_comes_back_with_its_words(tmp_path: Path, arch: str, to:
     with torch.inference_mode():
         assert torch.equal(opened.model(ids), model(ids))
     assert opened.tokenizer is not None
-    assert opened.metadata["notes"] == []
+    assert opened.notes == ()
     assert list(write(opened.model, opened.tokenizer, "ROMEO:\n", 12)) == list(write(model, tokenizer, "ROMEO:\n", 12))
     assert open_foreign(tmp_path / "out" / "model.safetensors").tokenizer is None, "only a folder's tokenizer is taken"
 
@@ -318,3 +320,54 @@ def test_folders_and_files_without_usable_weights_are_refused_in_words(tmp_path:
     bytes_tokenizer(tmp_path, 300)
     with pytest.raises(CheckpointError, match=r"tokenizer.json has 300 tokens; the model knows 70"):
         open_foreign(tmp_path)
+
+
+def test_a_file_of_any_make_is_opened_and_ours_by_its_checksum(tmp_path: Path) -> None:
+    config = TransformerConfig(vocab_size=V, max_seq_len=T, d_model=C, n_heads=4)
+    path = save_checkpoint(MiniGPT(config), None, config, 3, 1.25, path=tmp_path / "a.safetensors")
+    assert (open_any(path).step, open_any(path).notes) == (3, ())
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(CheckpointError, match="checksum"):
+        open_any(path)
+    torch.save(gpt2(n_head=2).state_dict(), tmp_path / "a.pt")
+    assert len(open_any(tmp_path / "a.pt").notes) == 1
+
+
+def test_generate_writes_ids_where_there_is_no_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(gpt2(n_head=2).state_dict(), tmp_path / "a.pt")
+    command = ["generate", str(tmp_path / "a.pt"), "--max-tokens", "5", "--temperature", "0"]
+    assert main([*command, "--ids", "7, 8 9"]) == 0
+    said = capsys.readouterr()
+    expected = [7, 8, 9, *generate(open_foreign(tmp_path / "a.pt").model, [7, 8, 9], 5, temperature=0, never=())]
+    assert [int(index) for index in said.out.split()] == expected
+    assert said.err == "assumed 2 heads, each 64 wide: the file does not say\n"
+    assert main(command) == 1
+    assert "a.pt: it holds no tokenizer, so its model reads and writes numbers of tokens: try --ids" in capsys.readouterr().err
+    assert main([*command, "--ids", "70"]) == 2
+    assert capsys.readouterr().err.endswith("ids has 70; this model knows 0 to 69\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--ids", "1 x"], "ids is '1 x'; it must be whole numbers from 0 up"),
+        (["--ids", "-3"], "ids is '-3'; it must be whole numbers"),
+        (["--ids="], "ids is ''; it must be whole numbers"),
+        (["--ids", "1 ²"], "ids is '1 ²'"),
+        (["--ids", "1", "--prompt", "a"], "prompt and ids are two ways to begin: give one of them"),
+    ],
+)
+def test_ids_that_are_none_are_refused(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "nowhere", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_generate_writes_text_from_a_folder_with_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpt2(vocab_size=300).save_pretrained(tmp_path)
+    bytes_tokenizer(tmp_path, 300)
+    assert main(["generate", str(tmp_path), "--prompt", "ROMEO: !", "--max-tokens", "4"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("ROMEO: !")
+    assert said.err == ""
+    assert main(["generate", str(tmp_path), "--ids", "5 6", "--max-tokens", "1"]) == 0
+    assert capsys.readouterr().out.startswith("5 6 ")

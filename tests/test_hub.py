@@ -2,12 +2,14 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save
 
+from minigpt.cli import main
 from minigpt.errors import CheckpointError
 from minigpt.inspection import hub as module
 from minigpt.inspection.hub import inspect_hub
@@ -220,3 +222,21 @@ def test_a_server_that_dribbles_is_left(hub: Hub, monkeypatch: pytest.MonkeyPatc
             inspect_hub("someone/tiny", hub.url)
     finally:
         over.set()
+
+
+def test_the_command_takes_a_name_where_there_is_no_such_path(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "inspect_hub", lambda name: inspect_hub(name, hub.url))
+    monkeypatch.chdir(tmp_path)
+    assert main(["inspect", "someone/tiny"]) == 0
+    assert "parameters: 600" in capsys.readouterr().out
+    assert main(["inspect", "someone/large", "--json"]) == 1
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"error": said.err.removeprefix("someone/large: ").strip()}
+    hub.asked.clear()
+    (tmp_path / "runs").mkdir()
+    for path in ("runs/lost", "elsewhere/lost.safetensors", "tiny", "a/b/c"):
+        assert main(["inspect", path]) == 1
+        assert "There is no such file" in capsys.readouterr().err
+    assert hub.asked == []
