@@ -29,7 +29,7 @@ from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, first_prompt,
 from minigpt.ui.xray import SHOWN, parts_table, settings_table, table, tensors_table
 
 __all__ = ["CheckpointTab", "build", "listed", "open_id", "open_newest"]  # the rest of the page needs these
-DETAILS = 20  # components that a chosen file fills
+DETAILS = 21  # components that a chosen file fills
 FIRST_TEXT_TOKENS, FIRST_TEXT_S = 60, 1.5
 MAX_SENT = 64 << 20  # characters that the page's script may send of a file that stays where it is
 ANY_FILE = """<label for="any-file">or look at a file of any size; its weights stay on your disk</label><input type="file" id="any-file">"""
@@ -77,10 +77,10 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
         with gr.Accordion("Tensors", open=False, elem_id="tensors"):
             tensors, measuring, work = xray.build_values(manager, chosen, upload)
         with gr.Column() as with_file:
-            compare.build(manager, chosen, upload, asked)
+            compared = compare.build(manager, chosen, upload, asked)
             ready, doomed = takeaway.build(manager, chosen, upload)
     told = [chosen, verdict, inside, config, curve, parts, kept, tensors, writing, asked[0], text, blocks]
-    details = [*told, *measuring, with_file, ready, doomed]
+    details = [*told, *measuring, with_file, compared, ready, doomed]
 
     def choose(event: gr.SelectData) -> list[Any]:
         """Open the row that was clicked."""
@@ -142,7 +142,7 @@ def open_parts(sent: str | None) -> list[Any]:
         parts = {int(start): base64.b64decode(data, validate=True) for start, data in told["parts"]}
         if not all(0 <= place < 2**53 for place in (size, *parts)):
             raise ValueError("out of bounds")
-    except (ValueError, TypeError, LookupError, RecursionError):
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
         return refused(CheckpointError("the page could not read this file: choose it again, or use python -m minigpt inspect FILE"))
     return _or_refusal(lambda: shown(inspect_parts(name, size, parts), f"{name}, which stayed on your disk"))
 
@@ -236,6 +236,7 @@ def shown(report: Report, name: str, chosen: str = "", *remarks: str, prompt: st
         charts.as_plot(xray_charts.blocks_figure(report.parameters_by_block)),
         *xray.cleared(is_here=bool(chosen)),
         gr.Column(visible=bool(chosen)),
+        gr.Column(visible=False),
         gr.File(None, visible=False),
         gr.Button(visible=chosen not in ("", UPLOADED, "example/example")),
     ]

@@ -42,8 +42,10 @@ def build_values(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tu
     note = gr.HTML("", elem_id="measured", elem_classes="small")
     tensors = table(tensors_table(None), "Tensors: choose one to see its values", max_height=420)
     with gr.Row():
-        histogram = gr.Plot(visible=False, show_label=False, elem_id="histogram")
-        picture = gr.Plot(visible=False, show_label=False, elem_id="picture")
+        with gr.Column(min_width=280):
+            histogram = gr.Plot(visible=False, show_label=False, elem_id="histogram")
+        with gr.Column(min_width=280):
+            picture = gr.Plot(visible=False, show_label=False, elem_id="picture")
 
     def measured(chosen: str, upload: str | None) -> Iterator[list[Any]]:
         """Yield how far the measuring is, and the table as it fills."""
