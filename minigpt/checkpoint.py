@@ -141,7 +141,7 @@ def read_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Che
     header = read_header(path)
     metadata = our_metadata(header)
     if metadata is None or metadata.get("format") != FORMAT:
-        raise CheckpointError("this file was not written by MiniGPT, so its weights cannot be put into a model here")
+        raise CheckpointError("this file was not written by MiniGPT")
     config = _stored_config(metadata)
     with torch.device("meta"):
         model = MiniGPT(config)

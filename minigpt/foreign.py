@@ -19,7 +19,7 @@ from minigpt.checkpoint import Checkpoint, read_checkpoint
 from minigpt.config import TransformerConfig, sentences
 from minigpt.errors import CheckpointError
 from minigpt.export import their_names
-from minigpt.header import MAX_HEADER_BYTES, clean, read_header, strict_json
+from minigpt.header import clean, read_header, strict_json
 from minigpt.inspection import inspect_safely
 from minigpt.inspection.recognise import FLOATS
 from minigpt.inspection.values import Values, open_values
@@ -102,9 +102,7 @@ def open_foreign(path: Path) -> Checkpoint:
 def _beside(file: Path) -> dict[str, Any]:
     """Return the settings in a config.json beside the weights, or none."""
     path = file.with_name("config.json")
-    if not path.is_file() or path.stat().st_size > MAX_HEADER_BYTES:
-        return {}
-    found = strict_json(path.read_bytes(), "config.json")
+    found = strict_json(path.read_bytes(), "config.json") if path.is_file() else None
     return found if isinstance(found, dict) else {}
 
 
@@ -116,22 +114,21 @@ def _config(source: "_Source", settings: Mapping[str, Any]) -> TransformerConfig
     sizes = {"vocab_size": vocab_size, "d_model": width, "n_layers": max(numbers, default=-1) + 1, "d_ff": inner}
     usual = 64 if source.arch == "gpt2" else 128
     if (heads := _number(settings, _HEADS)) is None:
-        heads = width // usual
-        if width % usual or not heads:
-            raise CheckpointError(f"it does not say how many heads the width of {width} is split into: put a config.json with n_head beside it")
+        heads = width // usual if width % usual == 0 else 0
         source.notes.append(f"assumed {heads} heads, each {usual} wide: the file does not say")
     if source.arch == "gpt2":
         length: int | None = math.prod(source.shape("positions.weight")) // max(width, 1)
     elif (length := _number(settings, _LENGTH)) is None:
         length = 2048
         source.notes.append(f"assumed a context of {length:,} tokens: the file does not say")
+    if heads < 1 or width % (heads * (2 if source.arch == "modern" else 1)):
+        raise CheckpointError(
+            f"its width of {width} cannot be split into {heads or 'an unknown number of'} heads: put a config.json with n_head beside it"
+        )
     try:
-        config = TransformerConfig.model_validate({"arch": source.arch, "max_seq_len": length, "n_heads": heads, "dropout": 0.0, **sizes})
+        return TransformerConfig.model_validate({"arch": source.arch, "max_seq_len": length, "n_heads": heads, "dropout": 0.0, **sizes})
     except ValidationError as error:
         raise CheckpointError(f"a model of this size cannot be used here: {sentences(error)[0]}"[:300]) from None
-    if width % (heads * (2 if source.arch == "modern" else 1)):
-        raise CheckpointError(f"it says {heads} heads, which do not divide its width of {width}")
-    return config
 
 
 def _number(settings: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
@@ -168,7 +165,8 @@ class _Source:
         self.used: set[str] = set()
         self.names = {_WRAPPERS.sub("", name): name for name in values.names if not _NO_WEIGHT.search(name)}
         if not _EMBEDDINGS.keys() & self.names.keys():
-            self.names = {_respelt(plain): name for plain, name in self.names.items()}
+            for pattern, spelling in _SPELLINGS:
+                self.names = {re.sub(pattern, spelling, plain): name for plain, name in self.names.items()}
             notes.append("read as a GPT-2 by its tensors' names: if it was built otherwise, what it writes is noise")
         embedding = next((name for name in _EMBEDDINGS if name in self.names), "")
         if len(self.values.shapes.get(self.names.get(embedding, ""), ())) != 2:
@@ -213,9 +211,3 @@ class _Source:
         if not result.isfinite().all():
             raise CheckpointError(f"tensor {clean(plain, 60)} holds values that are not finite (NaN or inf)")
         return result
-
-
-def _respelt(name: str) -> str:
-    for pattern, spelling in _SPELLINGS:
-        name = re.sub(pattern, spelling, name)
-    return name

@@ -79,13 +79,14 @@ def write(
     top_k: int = 50,
     seed: int = 0,
 ) -> Iterator[str]:
-    """Yield the text so far, prompt included, after each new token. An empty prompt starts from a line break."""
+    """Yield the text so far after each new token: the prompt as it was given, then what follows. An empty prompt starts from a line break."""
     ids = tokenizer.encode(prompt) or [first_id(tokenizer)]
+    start, read = prompt.rstrip(), len(tokenizer.decode(ids).rstrip())  # a word that the vocabulary lacks is read as unknown, yet shown as typed
     generator = torch.Generator().manual_seed(seed)
     never = tokenizer.never_written
     for index in generate(model, ids, max_tokens, temperature=temperature, top_k=top_k, generator=generator, never=never):
         ids.append(index)
-        yield tokenizer.decode(ids)
+        yield start + tokenizer.decode(ids)[read:]
 
 
 def sample(model: MiniGPT, tokenizer: TextTokenizer, seed: int, stop_event: threading.Event | None = None) -> tuple[str, str] | None:

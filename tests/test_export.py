@@ -87,11 +87,16 @@ def test_the_tokenizer_in_the_folder_gives_our_ids_and_our_text(tmp_path: Path, 
     assert [theirs.pad_token_id, theirs.unk_token_id, theirs.bos_token_id, theirs.eos_token_id] == [0, 1, 2, 3]
 
 
-def test_transformers_writes_the_likeliest_tokens_that_we_write_and_no_special_one(tmp_path: Path, write: Any) -> None:
-    export(path := write("modern"), tmp_path / "out")
-    model = NanoChatForCausalLM.from_pretrained(tmp_path / "out")
-    found = model.generate(torch.tensor([[5, 6, 7]]), do_sample=False, max_new_tokens=10)[0].tolist()
-    assert found == [5, 6, 7, *generate(read_checkpoint(path).model, [5, 6, 7], 10, temperature=0)]
+def test_transformers_writes_the_likeliest_tokens_that_we_write_and_no_special_one(tmp_path: Path, tiny_config: ConfigFactory) -> None:
+    model = shaken(config := tiny_config())
+    with torch.no_grad():
+        weights = model.state_dict()
+        weights["norm.weight"].mul_(0.3)
+        weights["norm.bias"].add_(20 * weights["embedding.weight"][3])  # the likeliest of all is the end token
+    export(save_checkpoint(model, None, config, 7, 1.5, path=tmp_path / "ours.safetensors"), tmp_path / "out")
+    found = GPT2LMHeadModel.from_pretrained(tmp_path / "out").generate(torch.tensor([[5, 6, 7]]), do_sample=False, max_new_tokens=10)[0].tolist()
+    assert found == [5, 6, 7, *generate(model, [5, 6, 7], 10, temperature=0)]
+    assert logits_of(model, torch.tensor([found]))[0, -1].argmax() == 3
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "modern"])

@@ -269,8 +269,8 @@ def test_weights_that_do_not_fit_are_refused_by_what_does_not_fit(tmp_path: Path
         ({"activation_function": "relu"}, "setting activation_function is relu, which the model here does not compute"),
         ({"layer_norm_epsilon": 1e-3}, "setting layer_norm_epsilon is 0.001"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
-        ({"n_head": 5}, "says 5 heads, which do not divide its width of 128"),
-        ({"n_head": 0}, "n_heads is 0; it must be a whole number from 1"),
+        ({"n_head": 5}, "its width of 128 cannot be split into 5 heads: put a config.json with n_head beside it"),
+        ({"n_head": 0}, "cannot be split into an unknown number of heads"),
     ],
 )
 def test_settings_that_ours_cannot_compute_are_refused_by_name(tmp_path: Path, settings: dict[str, Any], sentence: str) -> None:
@@ -300,7 +300,9 @@ def test_nanochats_that_ours_cannot_compute_are_refused(tmp_path: Path) -> None:
 
 def test_unknown_heads_of_an_odd_width_are_asked_for(tmp_path: Path) -> None:
     torch.save(gpt2(n_embd=48, n_head=4).state_dict(), tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match=r"how many heads the width of 48 is split into: put a config.json with n_head beside it"):
+    with pytest.raises(
+        CheckpointError, match=r"its width of 48 cannot be split into an unknown number of heads: put a config.json with n_head beside it"
+    ):
         open_foreign(tmp_path / "a.pt")
 
 

@@ -49,6 +49,11 @@ def test_text_comes_token_by_token_and_starts_with_the_prompt(made: Made) -> Non
     assert all(b.startswith(a.rstrip()) for a, b in itertools.pairwise(texts))
 
 
+@pytest.mark.parametrize("prompt", ["ROMEO:\nZyzzyva the  Qwx", "Zyzzyva ", "the\n\n", "  the"])
+def test_a_prompt_is_shown_as_it_was_typed_even_where_its_words_are_unknown(made: Made, prompt: str) -> None:
+    assert all(text.startswith(prompt.rstrip()) and "<unk>" not in text for text in write(*made, prompt, 20))
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 100.0])
 @pytest.mark.parametrize("top_k", [0, 1, 5, 10_000])
 def test_special_tokens_are_never_written(made: Made, temperature: float, top_k: int) -> None:

@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from minigpt.errors import CheckpointError
-from minigpt.header import ITEM_BYTES, clean, open_regular, read_header_of
+from minigpt.header import ITEM_BYTES, clean, open_regular, pieces, read_header_of
 from minigpt.inspection.pickles import DAMAGE
 from minigpt.inspection.recognise import checked_tensor, model_state, own_prefix, sniff
 from minigpt.inspection.records import Tensor
@@ -80,9 +80,7 @@ class Values:
 
     def _read(self, start: int, size: int) -> bytes:
         self._file.seek(start)
-        if len(data := self._file.read(size)) < size:
-            raise CheckpointError("This file is cut short. Download or upload it again.")
-        return data
+        return b"".join(pieces(self._file, size))
 
 
 @contextmanager
