@@ -236,7 +236,7 @@ def shown(report: Report, name: str, chosen: str = "", *remarks: str, prompt: st
         charts.as_plot(xray_charts.blocks_figure(report.parameters_by_block)),
         *xray.cleared(is_here=bool(chosen)),
         gr.Column(visible=bool(chosen)),
-        gr.Column(visible=False),
+        gr.Accordion(open=False),
         gr.File(None, visible=False),
         gr.Button(visible=chosen not in ("", UPLOADED, "example/example")),
     ]

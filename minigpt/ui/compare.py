@@ -18,13 +18,13 @@ from minigpt.ui import charts, shelf, xray_charts
 from minigpt.ui.xray import SHOWN, table
 
 
-def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: list[gr.components.Component]) -> gr.Column:
+def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: list[gr.components.Component]) -> gr.Accordion:
     """Lay out the comparison of the chosen file with another; `writing` holds prompt, length, temperature and seed.
 
     Returns:
-        what shows the result, to be hidden when another file is chosen.
+        the whole, to be folded when another file is chosen.
     """
-    result: gr.Column
+    part: gr.Accordion
     with gr.Accordion("Compare with another", open=False, elem_id="compare-part") as part:
         with gr.Row():
             other = gr.Dropdown([], label="Another saved checkpoint", allow_custom_value=True, elem_id="other")
@@ -68,7 +68,7 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
     part.expand(lambda: gr.Dropdown(choices=[item.id for item in shelf.saved(manager)]), None, other, **SHOWN)
     inputs = [chosen, upload, other, other_upload, *writing]
     go.click(compare, inputs, [result, settings, changes, curve, *texts], concurrency_limit=1, **SHOWN)
-    return result
+    return part
 
 
 def _text(path: Path, *options: Any) -> Iterator[str]:
