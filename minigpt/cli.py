@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -26,16 +26,18 @@ from minigpt.stopper import Stopper
 if TYPE_CHECKING:
     from minigpt.events import Event
     from minigpt.inspection import Report
+    from minigpt.inspection.statistics import TensorStatistics
     from minigpt.runs import Run
 
 PROGRAM = "python -m minigpt"
+WEIGHTS = ("best.safetensors", "model.safetensors", "pytorch_model.bin", "ckpt.pt")  # what to look at in a folder
 HELP = f"""usage: {PROGRAM} COMMAND ...
 
 Train a small language model, look inside a checkpoint, let one write.
 
   train [--preset NAME] [--FLAG VALUE ...] [--weights FILE]
   train --resume RUN [--max-steps N]
-  inspect FILE [--json]
+  inspect FILE [--tensors] [--json]
   generate CHECKPOINT [--prompt TEXT] [--seed N] [--temperature X] [--top-k N] [--max-tokens N]
   export CHECKPOINT FOLDER [--to transformers|safetensors]
   bench [--json] [--only NAME ...] [--seeds N] [--data PATH]
@@ -211,9 +213,12 @@ def inspect_command(arguments: Sequence[str]) -> int:
     parser = Parser(prog=f"{PROGRAM} inspect", description="Tell what is in a checkpoint, anybody's, without running it.")
     parser.add_argument("file", metavar="FILE", type=Path, help="a .safetensors or .pt file, or a model on the Hub, such as openai-community/gpt2")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--tensors", action="store_true", help="also read all values: extremes, mean, standard deviation, zeros of each tensor")
     options = parser.parse_args(arguments)
+    if options.file.is_dir():
+        options.file = next((file for name in WEIGHTS if (file := options.file / name).is_file()), options.file)
     from minigpt.inspection import inspect_safely
-    from minigpt.progress import description
+    from minigpt.progress import description, tensor_lines
 
     try:
         report = _on_the_hub(options.file) or inspect_safely(options.file)
@@ -221,7 +226,17 @@ def inspect_command(arguments: Sequence[str]) -> int:
         if options.json:
             print(json.dumps({"error": str(error)}))
         raise CheckpointError(f"{options.file}: {error}") from None
-    print(json.dumps(report.to_dict(), indent=1) if options.json else "\n".join(description(report)))
+    found: Iterable[TensorStatistics] = ()
+    if options.tensors and options.file.exists():  # of a model on the Hub no values are fetched
+        from minigpt.inspection.measuring import measure_safely
+
+        found = (tensor for _, tensor in measure_safely(options.file) if tensor is not None)
+    if options.json:
+        print(json.dumps({**report.to_dict(), "statistics": [vars(tensor) for tensor in found]}, indent=1))
+    else:
+        print("\n".join(description(report)))
+        for line in tensor_lines(report, found) if options.tensors else ():
+            print(line, flush=True)
     return 0
 
 

@@ -5,14 +5,17 @@ Only makes text; who prints it, and where, is the command line's business. Knows
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minigpt.events import AnyEvent, perplexity
 from minigpt.header import clean
 from minigpt.inspection.report import Report
-from minigpt.ui.words import checkpoint_verdict
+from minigpt.ui.words import checkpoint_verdict, figure
+
+if TYPE_CHECKING:
+    from minigpt.inspection.statistics import TensorStatistics
 
 MIN_BAR = 8
 REASONS = {
@@ -126,12 +129,29 @@ def description(report: Report) -> list[str]:
     return [
         checkpoint_verdict(report.step, report.val_loss if report.val_loss is not None else report.best_val_loss, report.metadata),
         f"format: {report.format}, {report.made_by}, {report.size_bytes:,} bytes, {checked}",
-        *_section("settings", {name: clean(value) for name, value in report.config.items()}),
-        *_section(f"parameters: {report.parameters:,}", blocks),
+        *_section("settings", {name: _with_origin(value, report.origins[name]) for name, value in report.config.items()}),
+        *_section(f"parameters: {report.parameters:,}, shape {report.fingerprint}", blocks),
         *([""] if report.warnings or report.notes else []),
         *(f"warning: {text}" for text in report.warnings),
         *(f"note: {text}" for text in report.notes),
     ]
+
+
+def _with_origin(value: object, origin: str) -> str:
+    return origin if origin == "unknown" else clean(value) if origin == "stored" else f"{clean(value)}  ({origin})"
+
+
+def tensor_lines(report: Report, found: Iterable["TensorStatistics"]) -> Iterator[str]:
+    """Yield a table of what the values of each tensor are like, each line once it is known."""
+    shapes = {tensor.name: " x ".join(map(str, tensor.shape)) for tensor in report.tensors}
+    names, sizes = max(6, *(len(clean(name, 60)) for name in shapes)), max(5, *map(len, shapes.values()))
+    row = f"{{:<{names}}}  {{:<{sizes}}}" + "{:>12}" * 4 + "{:>11}{:>7}{:>5}"
+    yield ""
+    yield row.format("tensor", "shape", "min", "max", "mean", "std", "zeros", "NaN", "inf")
+    for tensor in found:
+        numbers = ["" if value is None else figure(value) for value in (tensor.minimum, tensor.maximum, tensor.mean, tensor.std)]
+        line = row.format(clean(tensor.name, 60), shapes.get(tensor.name, ""), *numbers, f"{tensor.zeros:,}", tensor.nan, tensor.infinite)
+        yield f"{clean(tensor.name, 60)}: {tensor.remark}" if tensor.remark else line
 
 
 def _section(title: str, content: Mapping[str, str]) -> list[str]:

@@ -355,7 +355,7 @@ def test_inspect_begins_with_a_verdict_in_words(place: Place, trained: Trained) 
     assert re.fullmatch(r"step \d+ · validation loss \d\.\d+ · perplexity [\d.]+ · best of its run", lines[0])
     assert lines[1].startswith("format: minigpt")
     assert any(re.fullmatch(r"  arch +modern", line) for line in lines)
-    assert any(re.fullmatch(r"parameters: [\d,]+", line) for line in lines)
+    assert any(re.fullmatch(r"parameters: [\d,]+, shape [0-9a-f]{12}", line) for line in lines)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"hello, this is no checkpoint"])

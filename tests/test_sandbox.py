@@ -9,8 +9,8 @@ import torch
 
 from minigpt import system
 from minigpt.errors import CheckpointError
-from minigpt.inspection import inspect_safely, opening
-from minigpt.inspection.opening import run_child
+from minigpt.inspection import inspect_safely, opening, sandbox
+from minigpt.inspection.sandbox import run_child
 from minigpt.system import limit_this_process
 
 ONLY_POSIX = pytest.mark.skipif(sys.platform == "win32", reason="the limits are POSIX's")
@@ -32,7 +32,7 @@ def test_the_child_imports_neither_torch_nor_numpy_and_knows_no_environment(good
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); from minigpt.inspection.opening import answer; "
         f"answer({good.name!r}, '1', '1000000'); import os; heavy = {{'torch', 'numpy', 'pydantic', 'pickle5'}} & set(sys.modules); "
-        "print(sorted(heavy), sorted(set(os.environ) - {'LC_CTYPE', 'SYSTEMROOT'}))"
+        "print(sorted(heavy), sorted(set(os.environ) - {'LC_CTYPE', 'SYSTEMROOT', 'OPENBLAS_NUM_THREADS'}))"
     )
     assert run(good, program).decode().endswith("[] []\n")
 
@@ -121,16 +121,16 @@ def test_two_files_are_looked_at_at_a_time_and_the_others_wait(good: Path, monke
 
 
 def test_who_waits_too_long_for_a_turn_is_told_to_try_again(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "_slots", threading.BoundedSemaphore(1))
-    monkeypatch.setattr(opening, "PATIENCE_S", 0.01)
-    with opening._slots, pytest.raises(CheckpointError, match="try again"):
+    monkeypatch.setattr(sandbox, "_slots", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(sandbox, "PATIENCE_S", 0.01)
+    with sandbox._slots, pytest.raises(CheckpointError, match="try again"):
         inspect_safely(good)
 
 
 def test_without_the_resource_module_the_limits_are_skipped_and_the_child_still_answers(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "resource", None)
     limit_this_process(1, 1, 1)
-    program = "import sys; sys.modules['resource'] = None; " + opening.PROGRAM
+    program = "import sys; sys.modules['resource'] = None; " + sandbox.PROGRAM
     with good.open("rb") as file:
-        reply = run_child(file, ["x", "1", "1000000"], 30.0, program)
+        reply = run_child(file, ["minigpt.inspection.opening", "answer", "x", "1", "1000000"], 30.0, program)
     assert reply.startswith(b'{"report"')

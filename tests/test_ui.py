@@ -24,7 +24,7 @@ from minigpt.optim import get_lr
 from minigpt.presets import PRESETS
 from minigpt.runs import Run, RunManager
 from minigpt.tokenizer import WordTokenizer
-from minigpt.ui import charts, checkpoint_tab, feed, form, train_tab, words
+from minigpt.ui import charts, checkpoint_tab, feed, form, shelf, train_tab, words
 from minigpt.ui.api import Api
 
 LIMIT_S = 60.0
@@ -916,7 +916,7 @@ def test_a_program_is_not_told_where_a_file_that_vanished_had_been(manager: RunM
     def vanished(path: Path) -> None:
         raise FileNotFoundError(2, "No such file or directory", str(path))
 
-    monkeypatch.setattr(checkpoint_tab, "read_checkpoint", vanished)
+    monkeypatch.setattr(shelf, "read_checkpoint", vanished)
     with pytest.raises(gr.Error, match="No such file or directory") as refusal:
         Api(manager).generate("example/example")
     assert "/" not in refusal.value.message
@@ -943,7 +943,7 @@ def test_a_file_of_ours_is_shown_with_all_that_is_in_it(manager: RunManager, tmp
     path = saved_model(tmp_path / "home" / "run", tiny_text, **facts)
     shown = checkpoint_tab.shown_details("run/best", path)
     assert len(shown) == checkpoint_tab.DETAILS
-    chosen, verdict, inside, config, curve, parts, kept, tensors, writing, prompt, text = shown
+    chosen, verdict, inside, config, curve, parts, kept, tensors, writing, prompt, text, *_ = shown
     assert chosen == "run/best"
     assert "step 7 · validation loss 3.50 · perplexity 33 · its run&#x27;s best is step 5 with 3.25" in verdict
     assert "made by MiniGPT" in verdict
@@ -962,7 +962,7 @@ def test_a_file_of_ours_is_shown_with_all_that_is_in_it(manager: RunManager, tmp
 def test_names_with_markup_are_shown_as_text(tmp_path: Path) -> None:
     path = tmp_path / "foreign.safetensors"
     save_file({MARKUP: torch.zeros(2, 2), "wte.weight": torch.zeros(4, 2)}, path)
-    _, verdict, inside, _, curve, _, _, tensors, writing, _, text = checkpoint_tab.shown_details(checkpoint_tab.UPLOADED, path)
+    _, verdict, inside, _, curve, _, _, tensors, writing, _, text, *_ = checkpoint_tab.shown_details(shelf.UPLOADED, path)
     assert "odd tensor name &lt;img" in verdict
     assert tags(verdict) == {"p", "ul", "li"}
     assert "it can be looked at here, not written with" in verdict
@@ -979,11 +979,13 @@ def test_a_name_in_our_own_metadata_is_shown_as_text_too(manager: RunManager, tm
     header["__metadata__"]["minigpt"] = json.dumps({**json.loads(header["__metadata__"]["minigpt"]), "tied": {MARKUP: MARKUP}})
     changed = json.dumps(header).encode()
     path.write_bytes(len(changed).to_bytes(8, "little") + changed + raw[8 + length :])
-    _, verdict, _, _, _, _, _, _, writing, _, text = checkpoint_tab.shown_details(checkpoint_tab.UPLOADED, path)
+    _, verdict, _, _, _, _, _, _, writing, _, text, *_ = checkpoint_tab.shown_details(shelf.UPLOADED, path)
     assert "&lt;img" in verdict
     assert tags(verdict) == {"p", "ul", "li"}
-    assert "This file holds no vocabulary, so it cannot write." in verdict
-    assert (writing.visible, text) == (False, "")
+    assert "It holds no vocabulary: its prompt is ids of tokens" in verdict
+    assert writing.visible
+    assert text.startswith("0 ")
+    assert all(word.isdecimal() for word in text.split())
 
 
 @pytest.mark.parametrize(
@@ -1014,8 +1016,8 @@ def test_an_upload_that_is_no_checkpoint_is_refused_on_the_page(tmp_path: Path) 
 def test_an_id_is_never_used_as_a_path(manager: RunManager, tmp_path: Path, tiny_text: str) -> None:
     inside = saved_model(manager.home / "run", tiny_text)
     outside = saved_model(tmp_path / "outside", tiny_text)
-    assert checkpoint_tab.find(manager, "run/best").path == inside
-    assert checkpoint_tab.find(manager, "example/example").path == feed.EXAMPLE
+    assert shelf.find(manager, "run/best").path == inside
+    assert shelf.find(manager, "example/example").path == feed.EXAMPLE
     ids = [
         str(outside),
         str(inside),
@@ -1032,7 +1034,7 @@ def test_an_id_is_never_used_as_a_path(manager: RunManager, tmp_path: Path, tiny
     ]
     for chosen in [*ids, "run/best.safetensors", "run/previous", "example/best", "run/example", "example", "run\0/best"]:
         with pytest.raises(CheckpointError, match="no longer there"):
-            checkpoint_tab.find(manager, chosen)
+            shelf.find(manager, chosen)
         _, verdict, shown, *_ = checkpoint_tab.open_id(manager, chosen)
         assert not shown.visible
         assert "no longer there" in verdict
@@ -1040,29 +1042,40 @@ def test_an_id_is_never_used_as_a_path(manager: RunManager, tmp_path: Path, tiny
 
 def test_what_cannot_write_is_refused_before_it_is_asked_to(manager: RunManager, tmp_path: Path, tiny_text: str) -> None:
     upload = saved_model(tmp_path / "upload", tiny_text)
-    assert checkpoint_tab.opened(manager, checkpoint_tab.UPLOADED, str(upload)).step == 7
+    assert shelf.opened(shelf.path_of(manager, shelf.UPLOADED, str(upload))).step == 7
     upload.unlink()
-    silent = saved_model(manager.home / "silent", tiny_text, with_words=False)
+    saved_model(manager.home / "silent", tiny_text, with_words=False)
     foreign = tmp_path / "foreign.safetensors"
     save_file({"wte.weight": torch.zeros(4, 2)}, foreign)
     for chosen, path, said in (
         ("", None, "choose a checkpoint"),
-        (checkpoint_tab.UPLOADED, None, "the upload is gone; drop the file again"),
-        (checkpoint_tab.UPLOADED, "", "the upload is gone; drop the file again"),
-        (checkpoint_tab.UPLOADED, str(upload), "no such file"),
-        (checkpoint_tab.UPLOADED, str(silent), "holds no vocabulary"),
-        ("silent/best", None, "holds no vocabulary"),
-        (checkpoint_tab.UPLOADED, str(foreign), "not written by MiniGPT"),
+        (shelf.UPLOADED, None, "the upload is gone; drop the file again"),
+        (shelf.UPLOADED, "", "the upload is gone; drop the file again"),
+        (shelf.UPLOADED, str(upload), "no such file"),
+        ("silent/last", None, "no longer there"),
+        (shelf.UPLOADED, str(foreign), "not shaped like"),
     ):
         with pytest.raises(MiniGPTError, match=said):
-            checkpoint_tab.opened(manager, chosen, path)
+            shelf.opened(shelf.path_of(manager, chosen, path))
+
+
+def test_a_file_without_a_vocabulary_reads_and_writes_ids(manager: RunManager, tiny_text: str) -> None:
+    checkpoint = shelf.opened(saved_model(manager.home / "silent", tiny_text, with_words=False))
+    *_, text = shelf.written(checkpoint, "5, 6\n7", 4, seed=1)
+    assert text.startswith("5 6 7 ")
+    assert all(0 <= int(word) < checkpoint.config.vocab_size for word in text.split())
+    assert len(text.split()) == 7
+    for prompt in ("love", "1 -2", "1.5", str(checkpoint.config.vocab_size), "1,,b"):
+        with pytest.raises(CheckpointError, match="the prompt must be ids from 0 to"):
+            list(shelf.written(checkpoint, prompt, 4))
+    assert Api(manager).generate("silent/best", "5", 3).startswith("5 ")
 
 
 def test_the_list_ends_with_the_example_and_an_empty_one_is_only_that(manager: RunManager, tiny_text: str) -> None:
-    assert checkpoint_tab.listed(manager).values.tolist()[0][:2] == ["example", "example"]
+    assert shelf.listed(manager).values.tolist()[0][:2] == ["example", "example"]
     saved_model(manager.home / "run", tiny_text)
-    table = checkpoint_tab.listed(manager)
-    assert list(table.columns) == checkpoint_tab.LIST_COLUMNS
+    table = shelf.listed(manager)
+    assert list(table.columns) == shelf.LIST_COLUMNS
     assert table.values.tolist()[0][:4] == ["run", "best", "7", "3.500"]
     assert len(table) == 2
 

@@ -13,10 +13,9 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from minigpt.errors import CheckpointError
-from minigpt.header import read_header_of, strict_json
+from minigpt.header import read_header_of
 from minigpt.inspection.meaning import judge
-from minigpt.inspection.recognise import recognise_safetensors
-from minigpt.inspection.records import plain
+from minigpt.inspection.recognise import add_config, recognise_safetensors
 from minigpt.inspection.report import Report
 from minigpt.system import is_offline
 
@@ -51,11 +50,7 @@ def inspect_hub(name: str, hub: str = HUB) -> Report:
             raise CheckpointError(f"The Hub could not be reached ({type(error).__name__}); try again, or open a downloaded file.") from None
     file, size = io.BytesIO(found[0]), found[1]
     contents = recognise_safetensors(file, read_header_of(file, size), scan=False)
-    try:
-        config = plain(strict_json(beside[0], "config.json")) if beside is not None else None
-        contents.facts |= {"config": config} if config is not None and "config" not in contents.facts else {}
-    except CheckpointError as error:
-        contents.warnings.append(str(error))
+    add_config(contents, beside[0] if beside is not None else b"")
     contents.notes.insert(0, "values not checked: of a model on the Hub only the header and config.json are read")
     return judge(contents, size, checked=False)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from minigpt.errors import CheckpointError
-from minigpt.header import ITEM_BYTES, MAX_TENSORS, PIECE_BYTES, TORCH_NAMES, Header, checked_shape, clean, our_metadata, pieces
+from minigpt.header import ITEM_BYTES, MAX_TENSORS, PIECE_BYTES, TORCH_NAMES, Header, checked_shape, clean, our_metadata, pieces, strict_json
 from minigpt.inspection.records import PickledDict, Record, Tensor, plain
 from minigpt.inspection.report import TensorInfo
 from minigpt.inspection.torchfiles import TorchFile
@@ -84,7 +84,10 @@ def recognise_torch(opened: TorchFile, *, scan: bool) -> Contents:
         key = next((name for name in names if name in keys), None)
         value = top.get(key) if key is not None else None
         if isinstance(value, Tensor) and state is not top:  # in a bare state dict even "step" may be a weight
-            contents.facts[fact] = _scalar_of(value, opened)
+            if (scalar := _scalar_of(value, opened)) is None:
+                contents.notes.append(f"{fact} stands among the values and was not read")
+            else:
+                contents.facts[fact] = scalar
         elif key is not None and not isinstance(value, Tensor):
             contents.facts[fact] = plain(value)
     contents.notes += [f"class {clean(class_name, 60)} shown as plain data" for class_name in sorted(opened.classes)[:3]]
@@ -149,7 +152,10 @@ def _scalar_of(tensor: Tensor, opened: TorchFile) -> object:
     dtype, offset = tensor.dtype, tensor.offset
     if checked_tensor("among the settings", tensor, opened).shape not in ((), (1,)) or opened.record_bytes[tensor.storage.key] > PIECE_BYTES:
         return "(a tensor)"
-    data = b"".join(opened.stream(tensor.storage.key))
+    try:
+        data = b"".join(opened.stream(tensor.storage.key))
+    except CheckpointError:  # of a file whose values are elsewhere; where they are here, their checksums have been verified before
+        return None
     if dtype == "BF16":  # the upper half of a float32
         data, dtype, offset = b"\0\0" + data[offset * 2 : offset * 2 + 2], "F32", 0
     return struct.unpack_from(_NUMBER_CODES[dtype], data, offset * ITEM_BYTES[dtype])[0] if dtype in _NUMBER_CODES else None
@@ -180,6 +186,16 @@ def recognise_safetensors(file: BinaryIO, header: Header, *, scan: bool) -> Cont
     if isinstance(tied := contents.metadata.get("tied"), dict):
         contents.notes += [f"{clean(name, 60)} shares its data with {clean(other, 60)}; stored and counted once" for name, other in tied.items()]
     return contents
+
+
+def add_config(contents: Contents, text: bytes | str) -> None:
+    """Take the settings from the text of a config.json that lies beside the weights, unless the file has its own."""
+    if text and "config" not in contents.facts:
+        try:
+            contents.facts["config"] = plain(strict_json(text, "config.json"))
+            contents.notes.append("settings are those of the config.json beside it")
+        except CheckpointError as error:
+            contents.warnings.append(str(error))
 
 
 def own_prefix(header: Header) -> str:

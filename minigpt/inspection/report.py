@@ -31,6 +31,8 @@ class Report:
     val_loss: float | None = None  # nats per token; finite, or None where it is not recorded
     best_val_loss: float | None = None
     config: dict[str, object] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)  # of each setting: "stored", "inferred from shapes", or "unknown" and its value None
+    fingerprint: str = ""  # of the names and shapes of what was counted, without prefixes: equal for two files of the same shape
     tensors: list[TensorInfo] = field(default_factory=list)  # the model's only: no optimizer, no random state
     parameters: int = 0  # weights that share their data counted once; stored attention masks not counted
     parameters_by_block: dict[str, int] = field(default_factory=dict)

@@ -48,6 +48,10 @@ class Values:
         self._places = places
         self.names = tuple(places)
         self.shapes = {name: place.shape for name, place in places.items()}
+        firsts: dict[_Place, str] = {}
+        for name, place in places.items():
+            firsts.setdefault(place, name)
+        self.distinct = tuple(firsts.values())  # of tensors that share their data, the first
 
     def chunks(self, name: str) -> Iterator[Floats]:
         """Yield a tensor's values in row-major order, flat, at most a megabyte of float32 at a time.

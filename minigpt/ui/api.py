@@ -10,16 +10,14 @@ import gradio as gr
 from gradio.events import api as gradio_api
 
 from minigpt.errors import ConfigError, DataError, MiniGPTError
-from minigpt.generate import usual_prompt, write
 from minigpt.presets import DEFAULT_PRESET
 from minigpt.runs import RunManager
-from minigpt.ui import checkpoint_tab, feed, form, train_tab
+from minigpt.ui import feed, form, shelf, train_tab
 
 
-def refusal(error: Exception) -> gr.Error:
+def refusal(error: MiniGPTError | OSError) -> gr.Error:
     """Turn an error into the API's answer, for programs: unlike on the page, nothing renders it."""
-    sentence = f"the file cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
-    return gr.Error(sentence, print_exception=False)
+    return gr.Error(shelf.sentence(error), print_exception=False)
 
 
 class Api:
@@ -62,7 +60,7 @@ class Api:
         """List saved checkpoints, newest run first."""
         return [
             {"id": item.id, "run": item.run, "kind": item.kind, "step": item.step, "val_loss": item.val_loss, "size_bytes": item.size_bytes}
-            for item in checkpoint_tab.saved(self._manager)
+            for item in shelf.saved(self._manager)
         ]
 
     def generate(self, checkpoint: str, prompt: str = "", max_tokens: int = 80, temperature: float = 0.8, seed: int = 0) -> str:
@@ -76,17 +74,15 @@ class Api:
             seed: same seed, same text.
         """
         try:
-            opened = checkpoint_tab.opened(self._manager, str(checkpoint), None)
+            opened = shelf.opened(shelf.path_of(self._manager, str(checkpoint), None))
             if not isinstance(prompt, str):
                 raise ConfigError(f"prompt is {str(prompt)[:40]}; it must be text: leave it empty for the usual one")
-            _check("max_tokens", max_tokens, int, 1, checkpoint_tab.MAX_NEW_TOKENS)
+            _check("max_tokens", max_tokens, int, 1, shelf.MAX_NEW_TOKENS)
             _check("temperature", temperature, float, 0, 5)
             _check("seed", seed, int, 0, 2**32 - 1)
+            *_, text = shelf.written(opened, prompt, max_tokens, temperature, seed)
         except (MiniGPTError, OSError) as error:
             raise refusal(error) from None
-        assert opened.tokenizer is not None
-        start = str(prompt)[:2000] or usual_prompt(opened.tokenizer)
-        *_, text = write(opened.model, opened.tokenizer, start, max_tokens, temperature=temperature, seed=seed)
         return text
 
 

@@ -1,12 +1,14 @@
-"""The Checkpoint tab: a list of saved models and a drop zone; what is inside the chosen one; text written by it.
+"""The Checkpoint tab: saved models, a drop zone, files that stay where they are; what is inside the chosen one; text written by it.
 
-Files are looked at in a child process by `inspection`, never run; only checkpoints of our own format are put into a model.
+Files are looked at in a child process by `inspection`, never run; only weights that fit our model are put into one.
 """
 
+import base64
 import html
 import itertools
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,28 +16,29 @@ from typing import Any
 import gradio as gr
 import pandas as pd
 
-from minigpt.checkpoint import Checkpoint, read_checkpoint
-from minigpt.config import UNK, TransformerConfig
+from minigpt.checkpoint import Checkpoint
+from minigpt.config import UNK
 from minigpt.errors import CheckpointError
-from minigpt.generate import usual_prompt, write
 from minigpt.header import clean
 from minigpt.history import curves
-from minigpt.inspection import Report, inspect_safely
+from minigpt.inspection import Report, inspect_parts, inspect_safely
+from minigpt.inspection.hub import inspect_hub
 from minigpt.runs import RunManager
-from minigpt.saved import SavedCheckpoint, describe
-from minigpt.ui import charts, feed, words
+from minigpt.ui import charts, compare, shelf, takeaway, words, xray, xray_charts
+from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, first_prompt, listed, opened, path_of, saved, written
+from minigpt.ui.xray import SHOWN, parts_table, settings_table, table, tensors_table
 
-UPLOADED = "upload"
-MAX_NEW_TOKENS = 400
-DETAILS = 11  # components that a chosen file fills
+__all__ = ["CheckpointTab", "build", "listed", "open_id", "open_newest"]  # the rest of the page needs these
+DETAILS = 21  # components that a chosen file fills
 FIRST_TEXT_TOKENS, FIRST_TEXT_S = 60, 1.5
-SHOWN: dict[str, Any] = {"show_progress": "minimal", "api_visibility": "private"}
-LIST_COLUMNS = ["run", "kind", "step", "val. loss", "size", "saved"]
+MAX_SENT = 64 << 20  # characters that the page's script may send of a file that stays where it is
+ANY_FILE = """<label for="any-file">or look at a file of any size; its weights stay on your disk</label><input type="file" id="any-file">"""
+NO_VOCABULARY = "It holds no vocabulary: its prompt is ids of tokens, such as 1 2 3, and so is its text."
 
 
 @dataclass
 class CheckpointTab:
-    """The components that other parts of the page fill: the list, and what is shown of a chosen file, in the order of `shown_details`."""
+    """The components that other parts of the page fill: the list, and what is shown of a chosen file, in the order of `shown`."""
 
     listing: gr.Dataframe
     details: list[gr.components.Component]
@@ -47,27 +50,37 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
     with gr.Row():
         with gr.Column(scale=5, min_width=260):
             widths = ["250px", "80px", "80px", "100px", "85px", "170px"]
-            listing = _table(listed(manager), "Saved checkpoints: choose one", max_height=260, elem_id="checkpoints", column_widths=widths)
+            listing = table(listed(manager), "Saved checkpoints: choose one", max_height=260, elem_id="checkpoints", column_widths=widths)
+            with gr.Row():
+                hub = gr.Textbox(label="or a name on the Hub", placeholder="openai-community/gpt2", max_lines=1, elem_id="hub", scale=4)
+                ask = gr.Button("Look it up", elem_id="ask-hub", scale=1, min_width=110)
         with gr.Column(scale=2, min_width=260):
             upload = gr.File(label="or drop a .safetensors, .pt or .ckpt", height=180, elem_id="upload")
             gr.HTML("<p>At most 64 MB. An upload replaces nothing and is removed after an hour.</p>", elem_classes="small")
+            script = (Path(__file__).parent / "peek.js").read_text(encoding="utf-8")
+            peek = gr.HTML("", html_template=ANY_FILE, js_on_load=script, elem_id="peek", elem_classes="small")
     chosen = gr.Textbox("", visible=False)
     verdict = gr.HTML("", elem_id="verdict")
     with gr.Column(visible=False) as inside:
         with gr.Row():
             with gr.Column(scale=4, min_width=260):
                 widths = ["135px", "115px", "155px", "85px"]
-                config = _table(_settings({}), "Settings", max_height=420, elem_id="config", wrap=True, column_widths=widths)
+                config = table(settings_table(None), "Settings", max_height=420, elem_id="config", wrap=True, column_widths=widths)
             with gr.Column(scale=5, min_width=260):
                 curve = gr.Plot(charts.as_plot(charts.loss_figure({}, {})), show_label=False, elem_id="curve")
-        writing, prompt, text = _writing(manager, chosen, upload)
+        writing, asked, text = _writing(manager, chosen, upload)
         with gr.Accordion("Parameters by block", open=False, elem_id="parts"):
-            parts = _table(_parts(None), "Parameters by block")
+            blocks = gr.Plot(show_label=False, elem_id="blocks")
+            parts = table(parts_table(None), "Parameters by block")
         with gr.Accordion("Samples kept in the file", open=False, elem_id="kept"):
-            kept = _table(_kept({}), "Samples", wrap=True, max_height=420)
+            kept = table(_kept({}), "Samples", wrap=True, max_height=420)
         with gr.Accordion("Tensors", open=False, elem_id="tensors"):
-            tensors = _table(_tensors(None), "Tensors", max_height=420)
-    details = [chosen, verdict, inside, config, curve, parts, kept, tensors, writing, prompt, text]
+            tensors, measuring, work = xray.build_values(manager, chosen, upload)
+        with gr.Column() as with_file:
+            compared = compare.build(manager, chosen, upload, asked)
+            ready, doomed = takeaway.build(manager, chosen, upload)
+    told = [chosen, verdict, inside, config, curve, parts, kept, tensors, writing, asked[0], text, blocks]
+    details = [*told, *measuring, with_file, compared, ready, doomed]
 
     def choose(event: gr.SelectData) -> list[Any]:
         """Open the row that was clicked."""
@@ -77,19 +90,19 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
         """Fill the list, and show the newest checkpoint to a visitor who has chosen none."""
         return [listed(manager), *([gr.skip()] * len(details) if current else open_newest(manager))]
 
-    listing.select(choose, None, details, trigger_mode="multiple", **SHOWN)  # always_last would open the first of two quick clicks again
+    # Multiple: always_last would open the first of two quick clicks again, and once would drop the second.
+    latest: dict[str, Any] = {"trigger_mode": "multiple", "cancels": work, **SHOWN}
+    listing.select(choose, None, details, **latest)
     tab.select(arrive, chosen, [listing, *details], **SHOWN)
-    upload.upload(open_upload, upload, details, **SHOWN)
+    upload.upload(open_upload, upload, details, **latest)
+    peek.submit(lambda sent: ["", *open_parts(sent)], peek, [peek, *details], **latest)
+    gr.on([ask.click, hub.submit], open_hub, hub, details, **latest)
+    doomed.click(lambda id: [*delete(manager, id), listed(manager)], chosen, [*details, listing], js=takeaway.CONFIRM, **latest)
     return CheckpointTab(listing, details)
 
 
-def _table(content: pd.DataFrame, label: str, **more: Any) -> gr.Dataframe:
-    """Make a table to look at; its cells are text, never markup."""
-    return gr.Dataframe(content, label=label, interactive=False, datatype="str", buttons=[], **more)
-
-
-def _writing(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[gr.Accordion, gr.Textbox, gr.Textbox]:
-    """Lay out what makes the chosen model write; return the whole, the prompt and the text."""
+def _writing(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[gr.Accordion, list[gr.components.Component], gr.Textbox]:
+    """Lay out what makes the chosen model write; return the whole, what it asks for (the prompt first), and the text."""
     with gr.Accordion("Write with it", open=True, elem_id="write-part") as writing:
         prompt = gr.Textbox(label="Prompt", placeholder="the start of a text; empty takes the model's usual one", lines=2, elem_id="prompt")
         with gr.Row():
@@ -99,51 +112,14 @@ def _writing(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[
             seed = gr.Number(0, label="Seed", info="Same seed, same text.", precision=0, minimum=0, maximum=2**32 - 1, elem_id="seed")
         go = gr.Button("Write", variant="primary", elem_id="write")
         text = gr.Textbox(label="Text", lines=8, max_lines=16, interactive=False, buttons=["copy"], elem_id="text")
-    go.click(_writer(manager), [chosen, upload, prompt, length, temperature, seed], text, concurrency_limit=2, **SHOWN)
-    return writing, prompt, text
-
-
-def saved(manager: RunManager) -> list[SavedCheckpoint]:
-    """List what can be chosen: all runs' checkpoints, then the example."""
-    example = describe(feed.EXAMPLE, "example", "example")
-    return [*manager.checkpoints(), *([example] if example else [])]
-
-
-def listed(manager: RunManager) -> pd.DataFrame:
-    """Return the list as a table."""
-    rows = [
-        [
-            item.run,
-            item.kind,
-            "" if item.step is None else f"{item.step:,}",
-            "" if item.val_loss is None else f"{item.val_loss:.3f}",
-            f"{item.size_bytes / 1e6:.1f} MB",
-            "" if item.kind == "example" else f"{pd.Timestamp(item.saved_at, unit='s'):%d %b %H:%M} UTC",
-        ]
-        for item in saved(manager)
-    ]
-    return pd.DataFrame(rows, columns=LIST_COLUMNS)
-
-
-def find(manager: RunManager, chosen: str) -> SavedCheckpoint:
-    """Return the listed checkpoint with this id; an id is never used as a path.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    run, _, kind = chosen.rpartition("/")
-    item = describe(feed.EXAMPLE, "example", "example") if chosen == "example/example" else manager.checkpoint(run, kind)
-    if item is not None:
-        return item
-    raise CheckpointError("this checkpoint is no longer there; choose another from the list")
+    asked: list[gr.components.Component] = [prompt, length, temperature, seed]
+    go.click(_writer(manager), [chosen, upload, *asked], text, concurrency_limit=2, **SHOWN)
+    return writing, asked, text
 
 
 def open_id(manager: RunManager, chosen: str) -> list[Any]:
     """Show a listed checkpoint."""
-    try:
-        return shown_details(chosen, find(manager, chosen).path)
-    except (CheckpointError, OSError) as error:
-        return refused(error)
+    return _or_refusal(lambda: shown_details(chosen, shelf.find(manager, chosen).path))
 
 
 def open_newest(manager: RunManager) -> list[Any]:
@@ -155,38 +131,89 @@ def open_newest(manager: RunManager) -> list[Any]:
 
 def open_upload(path: str | None) -> list[Any]:
     """Show an uploaded file, or say in one sentence why not."""
-    if not path:
-        return [gr.skip()] * DETAILS
+    return _or_refusal(lambda: shown_details(UPLOADED, Path(path))) if path else [gr.skip()] * DETAILS
+
+
+def open_parts(sent: str | None) -> list[Any]:
+    """Show a file that stays on the visitor's disk, from those of its bytes that the page's script has sent."""
     try:
-        return shown_details(UPLOADED, Path(path))
+        told = json.loads(sent if sent and len(sent) <= MAX_SENT else "")
+        name, size = clean(str(told["name"])), int(told["size"])
+        parts = {int(start): base64.b64decode(data, validate=True) for start, data in told["parts"]}
+        if not all(0 <= place < 2**53 for place in (size, *parts)):
+            raise ValueError("out of bounds")
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
+        return refused(CheckpointError("the page could not read this file: choose it again, or use python -m minigpt inspect FILE"))
+    return _or_refusal(lambda: shown(inspect_parts(name, size, parts), f"{name}, which stayed on your disk"))
+
+
+def open_hub(name: str | None) -> list[Any]:
+    """Show what a model on the Hub is, from its header alone."""
+    wanted = (name or "").strip()[:200]
+    return _or_refusal(lambda: shown(inspect_hub(wanted), f"{wanted}, on the Hub"))
+
+
+def _or_refusal(show: Callable[[], list[Any]]) -> list[Any]:
+    try:
+        return show()
     except (CheckpointError, OSError) as error:
         return refused(error)
 
 
+def delete(manager: RunManager, chosen: str) -> list[Any]:
+    """Delete a listed checkpoint and say so; an empty id is that of a visitor who changed their mind."""
+    if not chosen:
+        return [gr.skip()] * DETAILS
+    try:
+        shelf.delete(manager, chosen)
+    except (CheckpointError, OSError) as error:
+        raise shelf.refusal(error, "Cannot delete") from None
+    return _hidden(f'<p class="line">{html.escape(chosen)} is deleted.</p>')
+
+
 def refused(error: CheckpointError | OSError) -> list[Any]:
     """Say why a file was not opened, and show nothing else of it."""
-    sentence = f"This file cannot be read: {error.strerror}." if isinstance(error, OSError) else str(error)
-    line = f'<p class="line wrong">{html.escape(sentence[:1].upper() + sentence[1:])}</p>'
+    said = f"This file cannot be read: {error.strerror}." if isinstance(error, OSError) else str(error)
+    return _hidden(f'<p class="line wrong">{html.escape(said[:1].upper() + said[1:])}</p>')
+
+
+def _hidden(line: str) -> list[Any]:
     return ["", line, gr.Column(visible=False), *[gr.skip()] * (DETAILS - 3)]
 
 
 def shown_details(chosen: str, path: Path) -> list[Any]:
-    """Return what the tab shows of a file, in the order of `CheckpointTab.details`.
+    """Return what the tab shows of a file that is here, in the order of `CheckpointTab.details`.
 
     Raises:
-        CheckpointError: the file cannot be opened.
+        CheckpointError: the file cannot be opened, or is one of ours and cannot be used.
     """
     report = inspect_safely(path)
+    try:
+        checkpoint = opened(path)  # puts the weights into a model: whoever sees the verdict knows that it can be used
+    except CheckpointError as error:
+        if report.format == "minigpt":
+            raise
+        remark = f"Made by {report.made_by}: it can be looked at here, not written with: {error}"
+        return shown(report, "your upload", chosen, remark)
+    notes = checkpoint.metadata.get("notes") if report.format != "minigpt" else []
+    remarks = [*([] if checkpoint.tokenizer else [NO_VOCABULARY]), *(map(str, notes) if isinstance(notes, list) else [])]
+    prompt = first_prompt(checkpoint)
+    name = "your upload" if chosen == UPLOADED else chosen
+    return shown(report, name, chosen, *remarks, prompt=prompt, text=_first_text(checkpoint, prompt))
+
+
+def shown(report: Report, name: str, chosen: str = "", *remarks: str, prompt: str = "", text: str = "") -> list[Any]:
+    """Return what the tab shows of a report, in the order of `CheckpointTab.details`.
+
+    Args:
+        report: what was found.
+        name: what the file is called on the page.
+        chosen: its id if the file is here.
+        remarks: what more there is to say.
+        prompt: what its model wrote from.
+        text: what its model wrote; nothing hides the part that writes.
+    """
     metadata = report.metadata
-    prompt, text = gr.skip(), ""
-    if report.format == "minigpt":
-        checkpoint = read_checkpoint(path)  # puts the weights into a model: whoever sees the verdict knows that it can be used
-        remark = "" if checkpoint.tokenizer else "This file holds no vocabulary, so it cannot write."
-        if checkpoint.tokenizer:
-            prompt = usual_prompt(checkpoint.tokenizer)
-            text = _first_text(checkpoint, prompt)
-    else:
-        remark = f"Made by {report.made_by}: it can be looked at here, not written with, for its vocabulary is not in the file."
     data = metadata.get("data")
     facts = data if isinstance(data, dict) else {}
     lines = {name: facts.get(f"{name}_loss") if isinstance(facts.get(f"{name}_loss"), float) else None for name in ("uniform", "unigram")}
@@ -196,50 +223,40 @@ def shown_details(chosen: str, path: Path) -> list[Any]:
     figure = charts.loss_figure(drawn, lines, star, max(step or 1, 1))
     return [
         chosen,
-        _verdict(report, remark, "your upload" if chosen == UPLOADED else chosen),
+        _verdict(report, remarks, name),
         gr.Column(visible=True),
-        _settings(report.config),
+        settings_table(report),
         gr.Plot(charts.as_plot(figure), visible=bool(drawn)),
-        _parts(report),
+        parts_table(report),
         _kept(metadata),
-        _tensors(report),
+        tensors_table(report),
         gr.Accordion(visible=bool(text)),
-        prompt,
+        prompt if text else gr.skip(),
         text,
+        charts.as_plot(xray_charts.blocks_figure(report.parameters_by_block)),
+        *xray.cleared(is_here=bool(chosen)),
+        gr.Column(visible=bool(chosen)),
+        gr.Accordion(open=False),
+        gr.File(None, visible=False),
+        gr.Button(visible=chosen not in ("", UPLOADED, "example/example")),
     ]
 
 
 def _first_text(checkpoint: Checkpoint, prompt: str) -> str:
     """Write a few lines with a model just opened, for at most a moment if it is a large one."""
-    assert checkpoint.tokenizer is not None
     began = time.monotonic()
-    grown = write(checkpoint.model, checkpoint.tokenizer, prompt, FIRST_TEXT_TOKENS)
+    grown = written(checkpoint, prompt, FIRST_TEXT_TOKENS)
     *_, text = prompt, *itertools.takewhile(lambda _: time.monotonic() - began < FIRST_TEXT_S, grown)
     return text
 
 
-def _verdict(report: Report, remark: str, name: str) -> str:
+def _verdict(report: Report, remarks: tuple[str, ...], name: str) -> str:
     loss = report.val_loss if report.val_loss is not None else report.best_val_loss
     verdict = words.checkpoint_verdict(report.step, loss, report.metadata)
-    small = f"{name} · made by {report.made_by} · {report.parameters:,} parameters · {report.size_bytes / 1e6:.2f} MB"
-    remarks = [*report.warnings, *report.notes, *([remark] if remark else [])]
-    rows = "".join(f"<li>{html.escape(clean(line, 300))}</li>" for line in remarks)
+    size = f"{report.parameters:,} parameters · {report.size_bytes / 1e6:,.2f} MB · shape {report.fingerprint}"
+    small = f"{name} · made by {report.made_by} · {size}"
+    rows = "".join(f"<li>{html.escape(clean(line, 300))}</li>" for line in (*report.warnings, *report.notes, *remarks))
     return f'<p class="line">{html.escape(verdict)}</p><p class="small">{html.escape(small)}</p>' + (f'<ul class="small">{rows}</ul>' if rows else "")
-
-
-def _settings(config: dict[str, Any]) -> pd.DataFrame:
-    fields = TransformerConfig.model_fields
-    rows = [
-        [clean(name, 60), clean(str(value), 200), (fields[name].title or "") if name in fields else "", "stored"] for name, value in config.items()
-    ]
-    return pd.DataFrame(rows, columns=["setting", "value", "in words", "origin"])
-
-
-def _parts(report: Report | None) -> pd.DataFrame:
-    blocks = report.parameters_by_block if report else {}
-    total = sum(blocks.values()) or 1
-    rows = [[clean(name, 60), f"{count:,}", f"{100 * count / total:.1f} %"] for name, count in blocks.items()]
-    return pd.DataFrame(rows, columns=["block", "parameters", "share"])
 
 
 def _kept(metadata: dict[str, Any]) -> pd.DataFrame:
@@ -252,46 +269,19 @@ def _kept(metadata: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["step", "text"])
 
 
-def _tensors(report: Report | None) -> pd.DataFrame:
-    rows = [
-        [tensor.name, " × ".join(map(str, tensor.shape)), tensor.dtype, f"{tensor.size_bytes:,}"]
-        for tensor in (report.tensors if report else [])[:1000]
-    ]
-    return pd.DataFrame(rows, columns=["tensor", "shape", "type", "bytes"])
-
-
-def opened(manager: RunManager, chosen: str, upload: str | None) -> Checkpoint:
-    """Load the chosen file for writing.
-
-    Raises:
-        CheckpointError: nothing is chosen, or the file cannot write.
-    """
-    if not chosen:
-        raise CheckpointError("choose a checkpoint from the list first")
-    if chosen == UPLOADED and not upload:
-        raise CheckpointError("the upload is gone; drop the file again")
-    checkpoint = read_checkpoint(Path(upload) if chosen == UPLOADED and upload else find(manager, chosen).path)
-    if checkpoint.tokenizer is None:
-        raise CheckpointError("this file holds no vocabulary, so it cannot write")
-    return checkpoint
-
-
 def _writer(manager: RunManager) -> Any:
     def write_text(chosen: str, upload: str | None, prompt: str, length: float, temperature: float, seed: float) -> Iterator[str]:
         """Yield the text as it grows."""
         try:
-            checkpoint = opened(manager, chosen, upload)
+            checkpoint = opened(path_of(manager, chosen, upload))
+            ids = checkpoint.tokenizer.encode((prompt or "")[:MAX_PROMPT]) if checkpoint.tokenizer else []
+            if unknown := ids.count(UNK):
+                gr.Info(f"{unknown} of the prompt's {len(ids)} tokens are not in this model's vocabulary; it reads them as &lt;unk>.")
+            text = written(checkpoint, prompt or "", int(length or 80), float(temperature or 0.0), int(seed or 0))
+            for count, grown in enumerate(text, start=1):
+                if count % 4 == 0 or count == int(length or 80):
+                    yield grown
         except (CheckpointError, OSError) as error:
-            sentence = f"the file cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
-            raise gr.Error(html.escape(sentence), title="Cannot write", print_exception=False) from None
-        assert checkpoint.tokenizer is not None
-        ids = checkpoint.tokenizer.encode((prompt or "")[:2000])
-        if unknown := ids.count(UNK):
-            gr.Info(f"{unknown} of the prompt's {len(ids)} tokens are not in this model's vocabulary; it reads them as <unk>.".replace("<", "&lt;"))
-        start = (prompt or "")[:2000] or usual_prompt(checkpoint.tokenizer)
-        text = write(checkpoint.model, checkpoint.tokenizer, start, int(length or 80), temperature=float(temperature or 0.0), seed=int(seed or 0))
-        for count, grown in enumerate(text, start=1):
-            if count % 4 == 0 or count == int(length or 80):
-                yield grown
+            raise shelf.refusal(error, "Cannot write") from None
 
     return write_text

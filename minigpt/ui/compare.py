@@ -1,0 +1,95 @@
+"""Two files side by side: their settings, how far their weights are apart, both curves on one axis, what both write from one prompt."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pandas as pd
+
+from minigpt.errors import CheckpointError
+from minigpt.header import clean
+from minigpt.history import curves
+from minigpt.inspection import inspect_safely
+from minigpt.inspection.measuring import relative_changes
+from minigpt.runs import RunManager
+from minigpt.ui import charts, shelf, xray_charts
+from minigpt.ui.xray import SHOWN, table
+
+
+def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: list[gr.components.Component]) -> gr.Accordion:
+    """Lay out the comparison of the chosen file with another; `writing` holds prompt, length, temperature and seed.
+
+    Returns:
+        the whole, to be folded when another file is chosen.
+    """
+    part: gr.Accordion
+    with gr.Accordion("Compare with another", open=False, elem_id="compare-part") as part:
+        with gr.Row():
+            other = gr.Dropdown([], label="Another saved checkpoint", allow_custom_value=True, elem_id="other")
+            other_upload = gr.File(label="or drop a file", height=120, elem_id="other-upload")
+        go = gr.Button("Compare", elem_id="compare")
+        with gr.Column(visible=False, elem_id="compared") as result:
+            with gr.Row():
+                settings = table(differences({}, {}), "Settings that differ", max_height=300, elem_id="differences", wrap=True)
+                changes = table(changes_table([]), "Change of each tensor, ‖a − b‖ / ‖b‖", max_height=300, elem_id="changes")
+            curve = gr.Plot(show_label=False, visible=False, elem_id="both-curves")
+            with gr.Row():
+                texts = [gr.Textbox(label="Text", lines=6, interactive=False, elem_id=f"text-{name}") for name in "ab"]
+
+    def compare(
+        chosen: str, upload: str | None, other: str | None, other_upload: str | None, prompt: str, length: float, temperature: float, seed: float
+    ) -> Iterator[list[Any]]:
+        """Yield what differs, then the texts as both write them."""
+        try:
+            paths = shelf.path_of(manager, chosen, upload), shelf.path_of(manager, shelf.UPLOADED if other_upload else other or "", other_upload)
+            names = ["your upload" if id == shelf.UPLOADED else id for id in (chosen, shelf.UPLOADED if other_upload else str(other))]
+            reports = [inspect_safely(path) for path in paths]
+            drawn = {f"{mark}: {name}": curves(report.metadata.get("series")) for mark, name, report in zip("ab", names, reports, strict=True)}
+            yield [
+                gr.Column(visible=True),
+                differences(*(report.config for report in reports)),
+                changes_table(relative_changes(*paths)),
+                gr.Plot(charts.as_plot(xray_charts.two_runs_figure(drawn)), visible=any(drawn.values())),
+                *(gr.Textbox("", label=label) for label in drawn),
+            ]
+            options = (prompt or "", int(length or 80), float(temperature or 0.0), int(seed or 0))
+            pair = itertools.zip_longest(*(_text(path, *options) for path in paths))
+            last = ["", ""]
+            for count, grown in enumerate(pair):
+                last = [new if new is not None else old for new, old in zip(grown, last, strict=True)]
+                if count % 8 == 0:
+                    yield [*[gr.skip()] * 4, *last]
+            yield [*[gr.skip()] * 4, *last]
+        except (CheckpointError, OSError) as error:
+            raise shelf.refusal(error, "Cannot compare") from None
+
+    part.expand(lambda: gr.Dropdown(choices=[item.id for item in shelf.saved(manager)]), None, other, **SHOWN)
+    inputs = [chosen, upload, other, other_upload, *writing]
+    go.click(compare, inputs, [result, settings, changes, curve, *texts], concurrency_limit=1, **SHOWN)
+    return part
+
+
+def _text(path: Path, *options: Any) -> Iterator[str]:
+    """Yield what a file's model writes, or why it cannot; the other one's text is worth showing all the same."""
+    try:
+        yield from shelf.written(shelf.opened(path), *options)
+    except CheckpointError as error:
+        yield f"({error})"
+
+
+def differences(a: dict[str, object], b: dict[str, object]) -> pd.DataFrame:
+    """Return the settings that are not the same in both."""
+    rows = [
+        [clean(name, 60), *(clean(str(config[name]), 100) if config.get(name) is not None else "" for config in (a, b))]
+        for name in {**a, **b}
+        if a.get(name) != b.get(name)
+    ]
+    return pd.DataFrame(rows, columns=["setting", "a", "b"])
+
+
+def changes_table(changes: Any) -> pd.DataFrame:
+    """Return how far each tensor is from the other file's, the largest first."""
+    ranked = sorted(changes, key=lambda change: -change[1])
+    return pd.DataFrame([[name, f"{value:.4g}"] for name, value in ranked], columns=["tensor", "relative change"])

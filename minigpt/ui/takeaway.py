@@ -1,0 +1,58 @@
+"""What can be done with a chosen file: download it, also in forms that others read, and delete one of ours."""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from minigpt.errors import MiniGPTError
+from minigpt.export import export
+from minigpt.runs import RunManager
+from minigpt.ui.shelf import path_of, refusal
+from minigpt.ui.xray import SHOWN
+
+FORMS = [
+    ("the file as it is", ""),
+    ("a folder for transformers (zip)", "transformers"),
+    ("plain safetensors, config, tokenizer (zip)", "safetensors"),
+]
+# The browser's own question, which no script of the page can answer for the visitor.
+CONFIRM = "chosen => confirm(`Delete ${chosen} for good?`) ? chosen : ''"
+
+
+def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[gr.File, gr.Button]:
+    """Lay out the part and wire the downloads; return the file to download and the button that deletes, whose click is the tab's business."""
+    with gr.Accordion("Take it with you", open=False, elem_id="take-part"):
+        form = gr.Radio(FORMS, value="", label="As", elem_id="form")
+        with gr.Row():
+            go = gr.Button("Prepare the download", elem_id="prepare")
+            delete = gr.Button("Delete this checkpoint", variant="stop", elem_id="delete")
+        ready = gr.File(label="Download", interactive=False, visible=False, elem_id="ready")
+
+    def prepare(chosen: str, upload: str | None, form: str) -> Iterator[Any]:
+        """Yield the file to download; gradio keeps a copy, so that ours is gone at once."""
+        try:
+            with tempfile.TemporaryDirectory() as place:
+                yield gr.File(str(packed(path_of(manager, chosen, upload), chosen, form, Path(place))), visible=True)
+        except (MiniGPTError, OSError) as error:
+            raise refusal(error, "Cannot be written in this form") from None
+
+    go.click(prepare, [chosen, upload, form], ready, concurrency_limit=1, **SHOWN)
+    return ready, delete
+
+
+def packed(path: Path, chosen: str, form: str, place: Path) -> Path:
+    """Write what is to be downloaded into a folder, under a name that tells what it is.
+
+    Raises:
+        CheckpointError: the file cannot be written in this form.
+    """
+    name = re.sub(r"\W+", "-", chosen)
+    if form not in ("transformers", "safetensors"):
+        return Path(shutil.copy(path, place / f"{name}{path.suffix}"))
+    export(path, place / name, "transformers" if form == "transformers" else "safetensors")
+    return Path(shutil.make_archive(str(place / f"{name}-{form}"), "zip", place, name))

@@ -1,0 +1,172 @@
+"""The X-ray in a real browser: values of tensors, files that stay on the visitor's disk, two files compared, files taken away, hostile uploads."""
+
+import json
+import re
+import struct
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hostile
+import pytest
+import torch
+from playwright.sync_api import BrowserContext, Page, expect
+from safetensors.torch import load_file
+
+from browser.conftest import TINY, Faults, Server, arrive, open_part
+from browser.test_checkpoint_page import EXAMPLE, STEP, cells, choose, drop
+
+LARGE = 70 << 20  # more than may be uploaded
+TYPICAL = (
+    "rce_os_system.pt", "rce_legacy.pt", "st_is_pickle.safetensors", "bomb_pickle.pt", "shape_stride0.pt", "hash_bomb.pt", "deep_tuple_key.pt",
+    "sparse_oob.pt", "st_overlap.safetensors", "html_error.pt", "sem_names.pt", "<img src=x onerror=alert(1)>.pt",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(shared_server: Server, short_text: str) -> str:
+    return str(list(shared_server.run({**TINY, "max_steps": 30, "log_interval": 1, "eval_interval": 10}, short_text))[-1]["run"])
+
+
+@pytest.fixture(scope="module")
+def opened_page(run: str, shared_server: Server, regular: BrowserContext) -> Iterator[tuple[Page, Faults]]:
+    faults: Faults = []
+    page = arrive(regular, shared_server, faults)
+    page.get_by_role("tab", name="Checkpoint").click()
+    expect(page.locator("#verdict .line")).to_contain_text("step")
+    yield page, faults
+    page.close()
+
+
+@pytest.fixture
+def shelf(opened_page: tuple[Page, Faults], run: str) -> Iterator[Page]:
+    """Return the page with the run's best checkpoint open."""
+    page, faults = opened_page
+    page.bring_to_front()
+    choose(page, run, "last")
+    choose(page, run, "best")
+    expect(page.locator("#verdict")).to_contain_text(f"{run}/best")
+    yield page
+    assert not faults
+
+
+def figure(page: Page, name: str) -> dict[str, object]:
+    """What plotly holds of a chart's first trace."""
+    page.wait_for_function("id => document.querySelector(`#${id} .js-plotly-plot`)?._fullLayout", arg=name)
+    found = page.evaluate(
+        "id => { const t = document.querySelector(`#${id} .js-plotly-plot`).data[0]; return {type: t.type, y: t.y, z: t.z}; }", name
+    )
+    return dict(found)
+
+
+def test_values_are_measured_and_a_chosen_tensor_is_drawn(shelf: Page, server: Server, run: str) -> None:
+    open_part(shelf, "tensors")
+    shelf.locator("#measure").click()
+    expect(shelf.locator("#measured")).to_contain_text(re.compile(r"\d+ tensors measured · all values are finite"))
+    weights = load_file(server.home / run / "best.safetensors")
+    rows = {row[0]: row for row in cells(shelf, "tensors")}
+    embedding = weights["model.embedding.weight"]
+    assert rows["embedding.weight"][1:5] == [" × ".join(map(str, embedding.shape)), "F32", f"{embedding.min():.4g}", f"{embedding.max():.4g}"]
+    shelf.locator("#tensors .virtual-row").filter(has_text="embedding.weight").get_by_role("gridcell").first.click()
+    expect(shelf.locator("#measured")).to_contain_text("embedding.weight: from")
+    assert sum(figure(shelf, "histogram")["y"]) == embedding.numel()
+    picture = figure(shelf, "picture")["z"]
+    assert (len(picture), len(picture[0])) == (64, 16)
+    choose(shelf, run, "last")
+    expect(shelf.locator("#histogram")).to_be_hidden()
+    assert "" in {row[3] for row in cells(shelf, "tensors")}
+
+
+def test_a_file_larger_than_an_upload_is_looked_at_on_the_visitors_disk(shelf: Page, tmp_path: Path) -> None:
+    sent: list[int] = []
+    shelf.on("request", lambda request: sent.append(len(request.post_data_buffer or b"")))
+    header = json.dumps({"wte.weight": {"dtype": "F32", "shape": [LARGE >> 5, 8], "data_offsets": [0, LARGE]}}).encode()
+    with (tmp_path / "big.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + LARGE)
+    drop(shelf, tmp_path / "big.safetensors")
+    expect(shelf.locator("#verdict")).to_contain_text("big.safetensors, which stayed on your disk")
+    expect(shelf.locator("#verdict")).to_contain_text(f"{LARGE >> 2:,} parameters")
+    expect(shelf.locator("#verdict")).to_contain_text("values not checked: only the header was read")
+    expect(shelf.locator("#write")).to_be_hidden()
+    expect(shelf.locator("#measure")).to_be_hidden()
+    torch.save({"model": {"wte.weight": torch.zeros(40, 8)}, "iter_num": 12, "best_val_loss": torch.tensor(1.5)}, tmp_path / "small.pt")
+    shelf.locator("#any-file").set_input_files(tmp_path / "small.pt")
+    expect(shelf.locator("#verdict .line")).to_contain_text("step 12")
+    expect(shelf.locator("#verdict")).to_contain_text("best_val_loss stands among the values and was not read")
+    assert max(sent) < 10_000
+
+
+def test_what_cannot_be_looked_at_replaces_the_old_verdict(shelf: Page, tmp_path: Path) -> None:
+    torch.save({"wte.weight": torch.zeros(4, 2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    (tmp_path / "page.pt").write_text("<!doctype html>" + " " * 600)
+    (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04" + bytes(50))
+    for name, said in (("old.pt", "python -m minigpt inspect FILE"), ("page.pt", "web page"), ("cut.pt", "cut short")):
+        shelf.locator("#any-file").set_input_files(tmp_path / name)
+        expect(shelf.locator("#verdict .wrong")).to_contain_text(said)
+        expect(shelf.locator("#config")).to_be_hidden()
+
+
+def test_two_checkpoints_are_compared(shelf: Page, run: str) -> None:
+    open_part(shelf, "compare-part")
+    shelf.locator("#other input").click()
+    shelf.get_by_role("option", name="example/example").click()
+    shelf.locator("#compare").click()
+    expect(shelf.locator("#text-b textarea")).to_have_value(re.compile(r"\S+ \S+ \S+"))
+    assert ["d_model", "16", "32"] in cells(shelf, "differences")
+    assert figure(shelf, "both-curves")["type"] == "scatter"
+    shelf.locator("#other input").fill(f"{run}/last")
+    shelf.locator("#other input").press("Enter")
+    shelf.locator("#compare").click()
+    expect(shelf.locator("#changes")).to_contain_text("embedding.weight")
+    assert all(0 <= float(row[1]) < 1 for row in cells(shelf, "changes"))
+
+
+def test_a_checkpoint_is_taken_away_for_transformers_and_as_it_is(shelf: Page, server: Server, run: str, tmp_path: Path) -> None:
+    open_part(shelf, "take-part")
+    shelf.get_by_label("a folder for transformers").check()
+    shelf.locator("#prepare").click()
+    with shelf.expect_download() as told:
+        shelf.locator("#ready a").first.click()
+    told.value.save_as(tmp_path / "a.zip")
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        assert {Path(name).name for name in archive.namelist()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    shelf.get_by_label("the file as it is").check()
+    shelf.locator("#prepare").click()
+    expect(shelf.locator("#ready")).to_contain_text(".safetensors")
+    with shelf.expect_download() as told:
+        shelf.locator("#ready a").first.click()
+    told.value.save_as(tmp_path / "a.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (server.home / run / "best.safetensors").read_bytes()
+
+
+def test_typical_hostile_files_get_a_sentence_each_and_run_nothing(shelf: Page, tmp_path: Path) -> None:
+    manifest = {item["file"]: item for item in hostile.write_corpus(tmp_path)}
+    for name in TYPICAL:
+        with shelf.expect_response(lambda answer: "queue/join" in answer.url):
+            drop(shelf, tmp_path / name)
+        expect(shelf.locator("#verdict").get_by_test_id("status-tracker")).to_have_class(re.compile(r"\bhide\b"))
+        said = shelf.locator({"reject": "#verdict .wrong", "warn": "#verdict ul"}.get(manifest[name]["expect"], "#verdict .small"))
+        expect(said.first).to_contain_text(re.compile(manifest[name]["say"] or "made by", re.IGNORECASE))
+        assert len(said.first.inner_text()) <= (300 if manifest[name]["expect"] == "reject" else 2000)
+        assert str(tmp_path) not in shelf.locator("#verdict").inner_text()
+    assert not list(tmp_path.glob("MARKER-*"))
+    assert shelf.evaluate("document.querySelectorAll('#verdict script, #verdict img').length") == 0
+
+
+def test_a_checkpoint_is_deleted_only_when_the_visitor_says_yes(shelf: Page, server: Server, run: str) -> None:
+    choose(shelf, run, "last")
+    open_part(shelf, "take-part")
+    shelf.once("dialog", lambda dialog: dialog.dismiss())
+    shelf.locator("#delete").click()
+    expect(shelf.locator("#verdict")).to_contain_text(f"{run}/last")
+    assert (server.home / run / "last.safetensors").exists()
+    shelf.once("dialog", lambda dialog: dialog.accept())
+    shelf.locator("#delete").click()
+    expect(shelf.locator("#verdict .line")).to_have_text(f"{run}/last is deleted.")
+    assert not (server.home / run / "last.safetensors").exists()
+    assert [run, "last"] not in [row[:2] for row in cells(shelf, "checkpoints")]
+    choose(shelf, "example", "example")
+    expect(shelf.locator("#verdict .line")).to_contain_text(STEP)
+    expect(shelf.locator("#delete")).to_be_hidden()
+    assert EXAMPLE.exists()
