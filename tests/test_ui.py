@@ -196,7 +196,7 @@ def test_the_status_says_where_a_run_stands(state: str, message: str, left: floa
         (
             "diverged",
             complete(1233),
-            "The loss stopped being a number at step 1,234. The last finite weights are saved. Try a learning rate of 0.01, a third.",
+            "The loss stopped being a number at step 1,234. The last finite weights are saved. Try a learning rate of 0.0083, a third.",
         ),
         ("diverged", complete(0, best_val_loss=None), "The loss stopped being a number at step 1."),
         ("failed", {}, "The run could not go on: no text"),

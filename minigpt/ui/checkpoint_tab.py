@@ -49,7 +49,7 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
     gr.HTML("<p>Look inside a saved model: what it is, how it was trained, what it writes. Files are looked at, never run.</p>", elem_classes="lead")
     with gr.Row():
         with gr.Column(scale=5, min_width=260):
-            widths = ["250px", "80px", "80px", "100px", "85px", "170px"]
+            widths = ["225px", "75px", "70px", "90px", "80px", "120px"]
             listing = table(listed(manager), "Saved checkpoints: choose one", max_height=260, elem_id="checkpoints", column_widths=widths)
             with gr.Row():
                 hub = gr.Textbox(label="or a name on the Hub", placeholder="openai-community/gpt2", max_lines=1, elem_id="hub", scale=4)
@@ -64,7 +64,7 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
     with gr.Column(visible=False) as inside:
         with gr.Row():
             with gr.Column(scale=4, min_width=260):
-                widths = ["135px", "115px", "155px", "85px"]
+                widths = ["115px", "95px", "125px", "75px"]
                 config = table(settings_table(None), "Settings", max_height=420, elem_id="config", wrap=True, column_widths=widths)
             with gr.Column(scale=5, min_width=260):
                 curve = gr.Plot(charts.as_plot(charts.loss_figure({}, {})), show_label=False, elem_id="curve")

@@ -19,7 +19,7 @@ from minigpt.ui import charts, feed, train_tab
 OVERLAY_POINTS = 500
 MORE_STEPS = 400
 NONE_YET = "<p>Your runs will appear here: each can be opened again, gone on with, and laid over another one's chart.</p>"
-COLUMNS = ("overlay", "run", "preset", "step", "best validation loss", "state")
+COLUMNS = ("overlay", "run", "step", "best val. loss", "state")
 # The page tells which run it shows; `null` takes the place of a component that has no part in it.
 SHOWN = "(_, ...values) => [window.minigpt.view.run, ...values]"
 
@@ -176,7 +176,7 @@ def rows(manager: RunManager, ticked: list[Any], shown: object) -> str:
 
 
 def _row(item: PastRun, ticked: list[Any], shown: object) -> str:
-    run_id, name = html.escape(item.id), html.escape(item.name)
+    run_id, name = html.escape(item.id), html.escape(item.name if item.name != item.id else item.id.rpartition("-")[0] or item.id)
     colour = charts.BLUE if item.id == shown else dict(zip(ticked, charts.OVERLAYS, strict=False)).get(item.id, "transparent")
     full = item.id not in ticked and None not in [*ticked, *[None] * (len(charts.OVERLAYS) - len(ticked))]
     tick = f'<input type="checkbox" id="tick-{run_id}" data-tick="{run_id}" aria-label="Lay {name} over the chart"'
@@ -187,8 +187,7 @@ def _row(item: PastRun, ticked: list[Any], shown: object) -> str:
     best = "" if item.best_val_loss is None else f"{item.best_val_loss:.3f}"
     cells = (
         f'{tick} <span class="swatch" style="background:{colour}"></span>',
-        f'<a href="?run={run_id}" data-run="{run_id}">{name}</a>',
-        html.escape(item.preset),
+        f'<a href="?run={run_id}" data-run="{run_id}" title="{run_id}">{name}</a>',
         f"{item.step:,} of {item.max_steps:,}",
         best,
         f'<span title="{html.escape(item.error)}">{html.escape(item.state)}</span>',

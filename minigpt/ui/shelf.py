@@ -19,7 +19,7 @@ from minigpt.ui import feed
 
 UPLOADED = "upload"
 MAX_NEW_TOKENS, MAX_PROMPT = 400, 2000
-LIST_COLUMNS = ["run", "kind", "step", "val. loss", "size", "saved"]
+LIST_COLUMNS = ["run", "kind", "step", "val. loss", "size", "saved (UTC)"]
 
 
 def saved(manager: RunManager) -> list[SavedCheckpoint]:
@@ -37,7 +37,7 @@ def listed(manager: RunManager) -> pd.DataFrame:
             "" if item.step is None else f"{item.step:,}",
             "" if item.val_loss is None else f"{item.val_loss:.3f}",
             f"{item.size_bytes / 1e6:.1f} MB",
-            "" if item.kind == "example" else f"{pd.Timestamp(item.saved_at, unit='s'):%d %b %H:%M} UTC",
+            "" if item.kind == "example" else f"{pd.Timestamp(item.saved_at, unit='s'):%d %b %H:%M}",
         ]
         for item in saved(manager)
     ]
