@@ -115,6 +115,9 @@ class TransformerConfig(BaseModel):
     precision: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "Precision", "Numbers of the matrix products while training; auto takes bfloat16 where that is faster.", "training"
     )
+    compile: Literal["auto", "on", "off"] = setting(
+        "auto", "Compile", "Compile the model beside the training, for faster steps later; auto does so on a GPU alone.", "training"
+    )
     threads: int = setting(0, "Threads", "CPU threads; 0 takes one, or two where a trial shows that they help.", "training", ge=0, le=256)
 
     data_path: str = setting(

@@ -61,7 +61,7 @@ class StatusEvent(TypedDict):
     """What the trainer is busy with while no step is being made."""
 
     type: Literal["status"]
-    phase: Literal["preparing", "training", "saving", "evaluating"]
+    phase: Literal["preparing", "training", "compiling", "saving", "evaluating"]
     message: str
 
 

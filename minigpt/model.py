@@ -13,6 +13,7 @@ own, a soft cap on the logits, GPT-2's first approximation of GELU, another base
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -153,6 +154,7 @@ class MiniGPT(nn.Module):
         self.norm = nn.Identity() if self.modern else nn.LayerNorm(config.d_model)
         self.register_parameter("head", None)  # (V, C), where it is not the embedding
         self.softcap: float | None = None
+        self.compiled: Callable[[MiniGPT, Tensor], Tensor] | None = None  # `hidden` for training, once there is a faster form of it
         cos, sin = rotary_tables(config.max_seq_len, config.d_model // config.n_heads)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -211,7 +213,8 @@ class MiniGPT(nn.Module):
         """Return the mean cross-entropy, in nats per token, of predicting y (B, T) from x (B, T)."""
         if self.head is not None or self.softcap is not None:
             return F.cross_entropy(self(x).flatten(0, 1), y.flatten())
-        return linear_cross_entropy(self.hidden(x).flatten(0, 1), self.embedding.weight, y.flatten())
+        hidden = self.compiled(self, x) if self.compiled is not None and torch.is_grad_enabled() else self.hidden(x)
+        return linear_cross_entropy(hidden.flatten(0, 1), self.embedding.weight, y.flatten())
 
     def count_parameters(self) -> int:
         """Count the trainable numbers; the tied head is the embedding and counts once."""

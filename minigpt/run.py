@@ -47,7 +47,7 @@ class Run:
         self.state: State = "preparing"
         self.error = ""
         self.message = ""
-        self.note = ""  # something that went wrong and that the run survived
+        self.note = ""  # what is worth saying beside the state: something that went wrong and was survived, or a compilation
         self.ended = threading.Event()
         self.life = secrets.token_hex(4)  # a reader's curves are of one life: a run that is gone on with keeps its id but not all its points
         self._state_lock = threading.Lock()
@@ -86,7 +86,7 @@ class Run:
         self.history.append(event)
         self.max_steps = event.get("max_steps", self.max_steps)
         if kind == "status":
-            if event["phase"] == "saving":
+            if event["phase"] in ("saving", "compiling"):
                 self.note = event["message"]
                 return
             self.message, self.note = event["message"], self.skipped

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from minigpt.checkpoint import load_checkpoint, read_checkpoint, restate_checkpoint, save_checkpoint
+from minigpt.compilation import Compilation, is_wanted
 from minigpt.config import TransformerConfig
 from minigpt.data import ValLoader, prepare_text
 from minigpt.device import choose_device, choose_precision, choose_threads
@@ -105,6 +106,7 @@ class Trainer:
             restore(self, read_checkpoint(resume))
             self.emit({"type": "resume", "step": self.step, "max_steps": self.max_steps, "elapsed": self.elapsed_before})
         self.first_step, self.saved_at = self.step, self.elapsed_before
+        self.compilation: Compilation | None = None
 
     def _recorded(self, emit: Callback) -> Callback:
         def both(event: Event) -> None:
@@ -123,6 +125,9 @@ class Trainer:
         config = self.config
         self.began = time.perf_counter()
         self.emit({"type": "status", "phase": "training", "message": f"training on {self.text.corpus.name}"})
+        if is_wanted(config, self.device):
+            self.compilation = Compilation(self.model, (config.batch_size, config.max_seq_len))
+            self.emit({"type": "status", "phase": "compiling", "message": "compiling meanwhile"})
         if self.val_step != self.step and self.step % config.eval_interval == 0:  # a resumed run may have it already
             self.validate()
         self.sample_when_due()
@@ -132,6 +137,9 @@ class Trainer:
             if not self.make_step():
                 return "diverged"
             self.sample_when_due()
+            if self.compilation is not None and (news := self.compilation.news()):
+                self.emit({"type": "status", "phase": "compiling", "message": news})
+                self.compilation = None
             if self.step % config.eval_interval == 0 or self.step == self.max_steps:
                 self.validate()
                 if 0 < config.patience <= self.without_best:
@@ -177,19 +185,10 @@ class Trainer:
         seen = step - max(self.history.last.get("log", {}).get("step", 0), self.first_step)
         tokens_per_s = seen * self.config.batch_size * self.config.max_seq_len / max(self.step_seconds, 1e-9)
         self.step_seconds = 0.0
-        self.emit(
-            {
-                "type": "log",
-                "step": step,
-                "max_steps": self.max_steps,
-                "loss": loss,
-                "perplexity": perplexity(loss),
-                "lr": lr,
-                "grad_norm": grad_norm,
-                "elapsed": self.elapsed,
-                "tokens_per_s": tokens_per_s,
-            }
-        )
+        self.emit({
+            "type": "log", "step": step, "max_steps": self.max_steps, "loss": loss, "perplexity": perplexity(loss), "lr": lr,
+            "grad_norm": grad_norm, "elapsed": self.elapsed, "tokens_per_s": tokens_per_s,
+        })  # fmt: skip
 
     def validate(self) -> None:
         """Evaluate on the fixed subset, emit the result, keep the best, save the last."""
