@@ -64,6 +64,8 @@ class Muon(torch.optim.Optimizer):
     Source: K. Jordan et al., 2024, with Nesterov momentum and updates scaled by sqrt(max(1, rows / columns)).
     """
 
+    found_inf: Tensor | None = None  # as torch's fused optimizers have it: 1 makes a step that changes nothing
+
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float, momentum: float = MUON_MOMENTUM, weight_decay: float = 0.0) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1})
 
@@ -71,6 +73,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient. A closure is not supported."""
         assert closure is None
+        skip = self.found_inf
         batches: dict[tuple[int, ...], list[tuple[Tensor, Tensor, dict[str, Any]]]] = defaultdict(list)
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -78,10 +81,12 @@ class Muon(torch.optim.Optimizer):
                     continue
                 state = self.state[parameter]
                 buffer = state.setdefault("momentum_buffer", torch.zeros_like(parameter))
-                buffer.lerp_(parameter.grad, 1.0 - group["momentum"])
-                update = parameter.grad.lerp(buffer, group["momentum"])
+                gradient = parameter.grad if skip is None else torch.where(skip > 0, buffer, parameter.grad)
+                buffer.lerp_(gradient, 1.0 - group["momentum"])
+                update = gradient.lerp(buffer, group["momentum"])
+                update, decay = (update, group["weight_decay"]) if skip is None else (update * (1 - skip), group["weight_decay"] * (1 - skip))
                 if group["weight_decay"]:
-                    parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
+                    parameter.mul_(1.0 - group["lr"] * decay)
                 for part, piece in zip(parameter.chunk(group["parts"]), update.chunk(group["parts"]), strict=True):
                     batches[piece.shape].append((part, piece, group))
         for (rows, columns), batch in batches.items():
@@ -165,6 +170,28 @@ def configure_optimizer(
     fused = [parameter for name, parameter in hidden if name.endswith("qkv.weight")]
     whole = [parameter for name, parameter in hidden if not name.endswith("qkv.weight")]
     return MuonWithAdamW(Muon([{"params": fused, "parts": 3}, {"params": whole}], lr=learning_rate, weight_decay=weight_decay), adamw)
+
+
+class FiniteGuard:
+    """Keeps gradients that are not finite out of the weights without asking the device at each step, which a GPU would have to be waited for.
+
+    From the first bad step on no step changes anything, so that the weights stay the last finite ones however late the fault is read.
+    """
+
+    def __init__(self, optimizer: AnyOptimizer, device: torch.device) -> None:
+        self.bad = torch.zeros((), device=device)
+        self._made = torch.zeros((), dtype=torch.int64, device=device)
+        for part in (optimizer.muon, optimizer.adamw) if isinstance(optimizer, MuonWithAdamW) else (optimizer,):
+            part.__dict__.update(found_inf=self.bad, grad_scale=None)  # torch's fused optimizers read both
+
+    def judge(self, loss: Tensor, grad_norm: Tensor) -> None:
+        """Take note of a step's loss and gradient norm, scalars on the device, before the optimizer's step."""
+        self.bad.copy_(torch.maximum(self.bad, (~torch.isfinite(loss.detach() + grad_norm)).float()))
+        self._made += self.bad == 0
+
+    def steps_made(self) -> int:
+        """Return how many steps changed the weights; this waits for the device."""
+        return int(self._made)
 
 
 def warm_up() -> None:

@@ -24,7 +24,7 @@ from minigpt.events import Callback, CompleteEvent, DataEvent, EvalEvent, Event,
 from minigpt.generate import sample, sample_time
 from minigpt.history import History
 from minigpt.model import MiniGPT
-from minigpt.optim import configure_optimizer, get_lr
+from minigpt.optim import FiniteGuard, configure_optimizer, get_lr
 from minigpt.resume import restore
 from minigpt.tokenizer import TextTokenizer
 
@@ -63,14 +63,10 @@ def train(
     """
     config.check()
     stop = stop_event if stop_event is not None else threading.Event()
-    emit = callback if callback is not None else _ignore
+    emit = callback if callback is not None else lambda _event: None
     trainer = Trainer(config, emit, stop, resume)
     trainer.finish(trainer.loop())
     return trainer.model, trainer.tokenizer
-
-
-def _ignore(_event: Event) -> None:
-    pass
 
 
 class Trainer:
@@ -107,6 +103,7 @@ class Trainer:
             self.emit({"type": "resume", "step": self.step, "max_steps": self.max_steps, "elapsed": self.elapsed_before})
         self.first_step, self.saved_at = self.step, self.elapsed_before
         self.compilation: Compilation | None = None
+        self.guard = FiniteGuard(self.optimizer, self.device) if self.device.type == "cuda" else None
 
     def _recorded(self, emit: Callback) -> Callback:
         def both(event: Event) -> None:
@@ -170,13 +167,21 @@ class Trainer:
         x, y = (batch.to(self.device) for batch in self.text.train_loader.batch())  # (B, T)
         loss = self.backward(x, y)
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip or math.inf)
-        finite = math.isfinite(loss.item()) and math.isfinite(grad_norm.item())
+        number = self.step + 1
+        due = number in (1, self.max_steps) or number % config.log_interval == 0
+        if self.guard is None:
+            finite = math.isfinite(loss.item()) and math.isfinite(grad_norm.item())
+        else:
+            self.guard.judge(loss, grad_norm)
+            finite = not (due or number % config.eval_interval == 0) or self.first_step + self.guard.steps_made() == number
         if finite:
             self.optimizer.step()
-            self.step += 1
+            self.step = number
+        elif self.guard is not None:  # found out late
+            self.step, loss = self.first_step + self.guard.steps_made(), loss * math.nan
         self.optimizer.zero_grad()
         self.step_seconds += time.perf_counter() - start
-        if not finite or self.step == 1 or self.step % config.log_interval == 0 or self.step == self.max_steps:
+        if due or not finite:
             self.report(self.step if finite else self.step + 1, loss.item(), lr, grad_norm.item())
         return finite
 
@@ -225,17 +230,11 @@ class Trainer:
         """Write `name`.safetensors in the run's folder; the file that was `last` stays as `previous`."""
         folder = Path(self.config.checkpoint_dir)
         save_checkpoint(
-            self.model,
-            self.optimizer,
-            self.config,
-            self.step,
-            self.val_loss,
+            self.model, self.optimizer, self.config, self.step, self.val_loss,
             path=self.config.checkpoint_path if name == "best" else folder / f"{name}.safetensors",
             keep_as=folder / "previous.safetensors" if name == "last" else None,
-            tokenizer=self.tokenizer,
-            generators={"data": self.text.train_loader.generator},
-            facts=self.facts(),
-        )
+            tokenizer=self.tokenizer, generators={"data": self.text.train_loader.generator}, facts=self.facts(),
+        )  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint tells beyond weights and settings."""

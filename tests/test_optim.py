@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from minigpt.config import TransformerConfig
 from minigpt.model import MiniGPT
-from minigpt.optim import MUON_MOMENTUM, AnyOptimizer, Muon, MuonWithAdamW, configure_optimizer, get_lr, orthogonalise
+from minigpt.optim import MUON_MOMENTUM, AnyOptimizer, FiniteGuard, Muon, MuonWithAdamW, configure_optimizer, get_lr, orthogonalise
 
 KINDS: list[Any] = ["adamw", "muon"]
 
@@ -263,3 +263,32 @@ def test_training_reduces_the_loss(arch: str, kind: Any) -> None:
     optimizer = configure_optimizer(model, 0.02, 0.0, kind)
     losses = [step(model, optimizer) for _ in range(30)]
     assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_guarded_optimizer_takes_the_very_same_steps_until_one_is_bad_and_then_none(kind: Any) -> None:
+    runs = []
+    for guarded in (False, True):
+        torch.manual_seed(0)
+        model = MiniGPT(TransformerConfig(arch="modern", vocab_size=20, max_seq_len=8, d_model=16, n_layers=1, d_ff=32, dropout=0.0))
+        optimizer = configure_optimizer(model, 0.02, 0.1, kind)
+        guard = FiniteGuard(optimizer, torch.device("cpu")) if guarded else None
+        x = torch.arange(16).view(2, 8)
+        for step in range(4 if guarded else 2):
+            optimizer.zero_grad()
+            loss = model.loss(x, x)
+            loss.backward()
+            if step == 2:
+                model.embedding.weight.grad.fill_(math.nan)
+                model.blocks[0].attention.qkv.weight.grad.fill_(math.inf)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if guard is not None:
+                guard.judge(loss, norm)
+            optimizer.step()
+        runs.append((model, optimizer, guard))
+    (plain, one, _), (model, other, guard) = runs
+    assert guard is not None
+    assert guard.steps_made() == 2
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+    expected, found = (made.state_dict()["state"] for made in (one, other))
+    assert all(torch.equal(value, found[number][key]) for number, entry in expected.items() for key, value in entry.items())

@@ -21,9 +21,9 @@ from minigpt.errors import ConfigError, DataError, RunStopped
 from minigpt.events import CompleteEvent, DataEvent, EvalEvent, LogEvent, SampleEvent, StatusEvent, StopSignal, perplexity
 from minigpt.header import our_metadata, read_header
 from minigpt.model import MiniGPT
-from minigpt.optim import get_lr, warm_up
+from minigpt.optim import FiniteGuard, get_lr, warm_up
 from minigpt.tokenizer import TextTokenizer
-from minigpt.train import evaluate, train
+from minigpt.train import Trainer, evaluate, train
 
 Event = dict[str, Any]
 Run = tuple[MiniGPT, TextTokenizer, list[Event]]
@@ -752,3 +752,34 @@ def test_a_run_ends_soon_after_a_stop_from_another_thread(tiny_config: Any) -> N
     assert not thread.is_alive(), f"still running {time.monotonic() - asked:.0f} s after the stop"
     assert events[-1]["reason"] == "stopped"
     assert saved(config, "last")["step"] == events[-1]["step"] < 100_000
+
+
+def spoiling(trainer: Trainer, spoiled: list[int]) -> Any:
+    """Return a trainer's backward pass whose twelfth gradient is not a number; it counts its calls in `spoiled`."""
+    genuine = trainer.backward
+
+    def backward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = genuine(x, y)
+        if len(spoiled) == 11:
+            trainer.model.embedding.weight.grad.fill_(math.nan)  # type: ignore[operator]
+        spoiled.append(1)
+        return loss
+
+    return backward
+
+
+def test_a_device_that_is_not_asked_at_each_step_diverges_with_the_last_finite_weights_too(tiny_config: Any, tmp_path: Path) -> None:
+    ends = []
+    for guarded in (False, True):
+        config = tiny_config(max_steps=30, log_interval=5, eval_interval=7, checkpoint_dir=str(tmp_path / str(guarded)))
+        events: list[Any] = []
+        trainer = Trainer(config, events.append, threading.Event())
+        trainer.guard = FiniteGuard(trainer.optimizer, trainer.device) if guarded else None
+        spoiled: list[int] = []
+        trainer.backward = spoiling(trainer, spoiled)  # type: ignore[method-assign]
+        assert trainer.loop() == "diverged"
+        last = [event for event in events if event["type"] == "log"][-1]
+        ends.append((trainer.step, last["step"], [p.clone() for p in trainer.model.parameters()]))
+        assert len(spoiled) == (14 if guarded else 12)  # found at the evaluation
+    assert ends[0][:2] == ends[1][:2] == (11, 12)
+    assert all(torch.equal(a, b) for a, b in zip(ends[0][2], ends[1][2], strict=True))
