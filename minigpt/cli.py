@@ -287,11 +287,16 @@ def generate_command(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _leave() -> NoReturn:
+    raise KeyboardInterrupt
+
+
 def bench_command(arguments: Sequence[str]) -> int:
     """Measure speed and learning beside other ways to do the same, and print each row as it is known."""
     from minigpt.cli_flags import parse_bench
 
     request = parse_bench(Parser(prog=f"{PROGRAM} bench", allow_abbrev=False), arguments)
+    system.on_termination(_leave)  # so that the servers and folders that it made go with it
     from minigpt import bench
 
     for line in bench.report(request.only, request.data, as_json=request.json, seeds=request.seeds):

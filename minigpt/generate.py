@@ -80,6 +80,7 @@ def write(
     seed: int = 0,
 ) -> Iterator[str]:
     """Yield the text so far after each new token: the prompt as it was given, then what follows. An empty prompt starts from a line break."""
+    prompt = prompt.encode("utf-8", "replace").decode()  # half a character cannot be read
     ids = tokenizer.encode(prompt) or [first_id(tokenizer)]
     start, read = prompt.rstrip(), len(tokenizer.decode(ids).rstrip())  # a word that the vocabulary lacks is read as unknown, yet shown as typed
     generator = torch.Generator().manual_seed(seed)

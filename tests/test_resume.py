@@ -17,7 +17,7 @@ from minigpt import cli, cli_flags, runs, system
 from minigpt import train as module
 from minigpt.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
 from minigpt.config import TransformerConfig
-from minigpt.errors import CheckpointError, ConfigError, DataError
+from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError
 from minigpt.history import read_history
 from minigpt.model import MiniGPT
 from minigpt.optim import get_lr
@@ -390,9 +390,22 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_trains(manag
     (last(config()).parent / "metrics.jsonl").mkdir()
     (last(config()).parent / "config.json").write_text(config().model_dump_json())
     before = last(config()).read_bytes()
-    with pytest.raises(ConfigError, match=r"^the run's folder cannot be written \("):
+    with pytest.raises(MiniGPTError, match=r"^the run's folder cannot be written \("):
         manager.reopen(last(config()).parent)
     assert last(config()).read_bytes() == before
+
+
+def test_a_checkpoint_beside_another_program_s_settings_begins_a_run_of_its_own(manager: RunManager, config: Any, tmp_path: Path) -> None:
+    sitting(config(), cut=4)
+    export = tmp_path / "export"
+    export.mkdir()
+    (export / "last.safetensors").write_bytes(last(config()).read_bytes())
+    (export / "config.json").write_text('{"model_type": "nanochat"}')
+    for place in (export / "last.safetensors", export):
+        run = manager.reopen(place)
+        assert run.folder.parent == manager.home
+        assert {path.name for path in export.iterdir()} == {"last.safetensors", "config.json"}
+    assert (export / "config.json").read_text() == '{"model_type": "nanochat"}'
 
 
 def test_a_folder_that_was_moved_goes_on_in_its_new_place(manager: RunManager, config: Any, tiny_text: str, tmp_path: Path) -> None:
