@@ -200,6 +200,8 @@ def _close(run: "Run", weights: Path | None) -> int:
     if weights is not None:
         from minigpt.export import write_weights
 
+        if weights.resolve().parent == run.folder.resolve():
+            raise DataError(f"{weights} lies in the run's own folder, so it was not written (the run is saved): choose a place outside of it")
         if not files:
             raise DataError("there are no weights to write: the run was stopped before its first step")
         size = write_weights(files[0], run.folder / "last.safetensors", weights)
