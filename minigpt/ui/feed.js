@@ -92,6 +92,7 @@ function tell() {  // words and buttons; the polite region changes only with the
 }
 
 function apply(next) {  // returns false if something is missing that a poll must fetch
+  if (next.run === run && next.life === life && next.live && view.live === false) return true;  // pushed before what was pulled since
   if (view.live && !next.live && view.run === next.run && document.hidden) attempt(() => new Notification('MiniGPT', { body: next.story }));
   view = next;
   if (view.run !== run || view.life !== life) {

@@ -368,6 +368,8 @@ def test_without_plotlys_global_the_chart_still_gets_its_points(page: Page, shor
 
 def test_everything_can_be_done_from_the_keyboard(page: Page, short_text: str) -> None:
     paste_text(page, short_text)
+    open_part(page, "settings-training")
+    set_number(page, "max_steps", 5000)
     before = page.evaluate("window.minigpt.view.run")
     page.locator("#train").focus()
     page.keyboard.press("Enter")
