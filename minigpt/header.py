@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from minigpt.errors import CheckpointError
 
@@ -126,6 +126,14 @@ def our_metadata(header: Header) -> dict[str, object] | None:
     if not isinstance(value, dict):
         raise CheckpointError("This file's metadata is not a set of named values.")
     return value
+
+
+def told(path: Path) -> dict[str, Any]:
+    """Return what MiniGPT wrote into the header of the file at `path`; {} if that is nothing, or no file that can be read."""
+    try:
+        return our_metadata(read_header(path)) or {}
+    except CheckpointError:
+        return {}
 
 
 def strict_json(data: bytes | str, what: str) -> object:

@@ -10,8 +10,7 @@ from typing import Any
 from minigpt import system
 from minigpt.checkpoint import NAMES
 from minigpt.config import TransformerConfig
-from minigpt.errors import CheckpointError
-from minigpt.header import our_metadata, read_header
+from minigpt.header import told
 from minigpt.history import read_history
 from minigpt.resume import stored_config
 from minigpt.run import ENDED, LIVE, Run, State
@@ -71,7 +70,8 @@ def mark_interrupted(folder: Path) -> None:
 
 def describe_run(folder: Path) -> PastRun:
     """Read one run's line of the list from its state and the header of its newest readable checkpoint."""
-    state, header = read_state(folder), _newest_header(folder)
+    state = read_state(folder)
+    header = next(filter(None, (told(folder / f"{name}.safetensors") for name in NAMES)), {})
     stored = state.get("state")
     return PastRun(
         id=folder.name,
@@ -102,16 +102,6 @@ def open_run(folder: Path, config: TransformerConfig | None = None) -> Run:
         run.life = "past"  # the same however often the folder is read: what stands there only grows
         run.ended.set()
     return run
-
-
-def _newest_header(folder: Path) -> dict[str, Any]:
-    for name in NAMES:
-        try:
-            if (metadata := our_metadata(read_header(folder / f"{name}.safetensors"))) is not None:
-                return metadata
-        except (OSError, CheckpointError):
-            continue
-    return {}
 
 
 def _number(value: object) -> float | None:

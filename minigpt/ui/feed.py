@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.checkpoint import FORMAT
-from minigpt.errors import CheckpointError
-from minigpt.header import our_metadata, read_header
+from minigpt.header import told
 from minigpt.history import curves
 from minigpt.runs import Run, RunManager
 from minigpt.ui import words
@@ -146,10 +145,7 @@ def as_value(seen: Mapping[str, Any]) -> str:
 @functools.cache
 def example() -> dict[str, Any]:
     """Read the header of the example checkpoint; {} if the file is not there or not readable."""
-    try:
-        metadata = our_metadata(read_header(EXAMPLE)) or {}
-    except (OSError, CheckpointError):
-        return {}
+    metadata = told(EXAMPLE)
     return metadata if metadata.get("format") == FORMAT else {}
 
 
