@@ -23,7 +23,7 @@ from torch import Tensor
 import minigpt
 from minigpt.config import TransformerConfig, parse_config
 from minigpt.errors import CheckpointError, ConfigError
-from minigpt.header import our_metadata, read_header
+from minigpt.header import number, our_metadata, read_header
 from minigpt.model import MiniGPT, rotary_tables
 from minigpt.optim import AnyOptimizer
 from minigpt.system import write_atomically
@@ -168,13 +168,13 @@ def read_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Che
     tokenizer = TOKENIZERS[config.tokenizer]().from_json(stored) if isinstance(stored, str) else None
     if tokenizer is not None and tokenizer.vocab_size != config.vocab_size:
         raise CheckpointError(f"the tokenizer in this file has {tokenizer.vocab_size} tokens; the model knows {config.vocab_size}")
-    step, val_loss = metadata.get("step"), metadata.get("val_loss")
+    step = metadata.get("step")
     return Checkpoint(
         model=model.to(device).eval(),
         tokenizer=tokenizer,
         config=config,
         step=step if type(step) is int and step >= 0 else 0,
-        val_loss=float(val_loss) if isinstance(val_loss, int | float) and not isinstance(val_loss, bool) else None,
+        val_loss=number(metadata.get("val_loss")),
         metadata=metadata,
         state={name: value for name, value in tensors.items() if not name.startswith("model.")},
     )

@@ -179,6 +179,11 @@ def whole_numbers(value: object) -> tuple[int, ...] | None:
     return None
 
 
+def number(value: object) -> float | None:
+    """Return a number of sane size as a float, and None for anything else, NaN included; `true` does not pass for 1."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63 else None
+
+
 def clean(value: object, limit: int = 200, *, lines: bool = False) -> str:
     """Make a value from a file safe to show: at most `limit` characters and an ellipsis, none of them control, bidirectional or surrogate.
 

@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from minigpt.events import AnyEvent
+from minigpt.header import number
 
 MAX_POINTS = 2000
 SMOOTHING = 0.8
@@ -189,8 +190,8 @@ def curves(stored: object) -> dict[str, tuple[list[int], list[float | None]]]:
     for name in SERIES_NAMES:
         curve = stored.get(name)
         x, y = (curve.get("x"), curve.get("y")) if isinstance(curve, dict) else (None, None)
-        if isinstance(x, list) and isinstance(y, list) and len(x) == len(y) <= 2 * MAX_POINTS and all(_is_number(v) for v in x):
-            found[name] = ([int(v) for v in x], [float(v) if _is_number(v) else None for v in y])
+        if isinstance(x, list) and isinstance(y, list) and len(x) == len(y) <= 2 * MAX_POINTS and None not in map(number, x):
+            found[name] = ([int(v) for v in x], list(map(number, y)))
     return found
 
 
@@ -200,19 +201,15 @@ def replay(stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     A loss measured at the end of the run is left out: it is of more text than the `checks` on the way, and would be a jag in the curve.
     """
     checks = stored.get("checks")
-    checked = checks["val_step"] if isinstance(checks, dict) and _is_number(checks.get("val_step")) else math.inf
+    checked = number(checks.get("val_step")) if isinstance(checks, dict) else None
     points = {name: dict(zip(*curve, strict=True)) for name, curve in curves(stored.get("series")).items()}
     rows = [("log", step, {key: points[name].get(step) for name, key in SERIES.items() if name in points}) for step in points.get("train", {})]
-    rows += [("eval", step, {"val_loss": loss}) for step, loss in points.get("val", {}).items() if step <= checked]
+    rows += [("eval", step, {"val_loss": loss}) for step, loss in points.get("val", {}).items() if checked is None or step <= checked]
     yield from ({"type": kind, "step": step, **values} for kind, step, values in sorted(rows, key=lambda row: row[1]))
     samples = stored.get("samples")
     for sample in samples if isinstance(samples, list) else ():
         if isinstance(sample, dict) and sample.keys() >= {"step", "prompt", "text"}:
             yield {**sample, "type": "sample"}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63  # false for NaN
 
 
 def to_line(event: AnyEvent) -> str:
@@ -240,7 +237,7 @@ def read_history(path: Path) -> History:
                 raise ValueError(kind)
             if kind in NUMBERS and ("step" not in event or NUMBERS[kind] not in event):
                 raise ValueError(kind)
-            if any(event.get(name) is not None and not _is_number(event[name]) for name in COLUMNS):
+            if any(event.get(name) is not None and number(event[name]) is None for name in COLUMNS):
                 raise ValueError(kind)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             bad += 1

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from minigpt.header import told
+from minigpt.header import number, told
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,5 @@ def describe(path: Path, run: str, kind: Literal["best", "last", "example"]) -> 
         return None
     if not metadata:
         return None
-    return SavedCheckpoint(run, kind, path, _whole(metadata.get("step")), _real(metadata.get("val_loss")), status.st_size, status.st_mtime)
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _real(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    step = metadata.get("step")
+    return SavedCheckpoint(run, kind, path, step if type(step) is int else None, number(metadata.get("val_loss")), status.st_size, status.st_mtime)
