@@ -104,6 +104,11 @@ def perplexity(loss: float) -> float:
     return math.exp(min(loss, 20.0))
 
 
+def finite(value: float | None) -> float | None:
+    """Return a number as JSON can say it: None if it is not finite."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
 class StopSignal(threading.Event):
     """A stop event with a second stage: asked once, the run saves and evaluates; asked again, it skips the evaluation."""
 

@@ -7,13 +7,13 @@ import json
 import math
 import threading
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from minigpt.events import AnyEvent
+from minigpt.events import AnyEvent, finite
 from minigpt.header import number
 
 MAX_POINTS = 2000
@@ -41,7 +41,7 @@ class Series:
 
     def add(self, x: int, y: float | None) -> None:
         """Append one point."""
-        self._pending.append((x, y if y is not None and math.isfinite(y) else None))
+        self._pending.append((x, finite(y)))
         if len(self._pending) < self._bucket:
             return
         self._extend(_extremes(self._pending))
@@ -161,7 +161,7 @@ class History:
             series = self.series[name]
             return series.y[series.x.index(step)] if step in series.x else None
 
-    def since(self, have: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    def since(self, have: Mapping[str, Sequence[int]]) -> dict[str, Any]:
         """Return what a reader lacks of each series, given its (epoch, count) by name."""
         with self._lock:
             return {name: series.since(*have.get(name, (-1, 0))) for name, series in self.series.items()}
@@ -180,6 +180,11 @@ class History:
                 "samples": [dict(sample) for sample in self.samples],
                 "data": dict(self.data),
             }
+
+
+def reached(series: Mapping[str, Mapping[str, Any]]) -> dict[str, list[int]]:
+    """Return [epoch, count] of each series for a reader who took in what `History.since` returned."""
+    return {name: [part["e"], part["i"] + len(part["x"])] for name, part in series.items()}
 
 
 def curves(stored: object) -> dict[str, tuple[list[int], list[float | None]]]:
@@ -214,7 +219,7 @@ def replay(stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def to_line(event: AnyEvent) -> str:
     """Write an event as one line of JSON; numbers that are not finite become null, which JSON can say."""
-    safe = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in event.items()}
+    safe = {key: finite(value) if isinstance(value, float) else value for key, value in event.items()}
     return json.dumps(safe, ensure_ascii=False, allow_nan=False)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from minigpt.checkpoint import FORMAT
 from minigpt.header import told
-from minigpt.history import curves
+from minigpt.history import curves, reached
 from minigpt.runs import Run, RunManager
 from minigpt.ui import words
 
@@ -132,7 +132,7 @@ def after(seen: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "run": seen["run"],
         "life": seen["life"],
-        "series": {name: [part["e"], part["i"] + len(part["x"])] for name, part in seen["series"].items()},
+        "series": reached(seen["series"]),
         "samples": seen["first"] + len(seen["samples"]),
     }
 
