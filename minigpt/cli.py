@@ -273,7 +273,7 @@ def generate_command(arguments: Sequence[str]) -> int:
         complain(note)
     tokenizer, ids, known = checkpoint.tokenizer, list(request.ids), checkpoint.config.vocab_size
     if ids and max(ids) >= known:
-        raise ConfigError(f"ids has {max(ids)}; this model knows 0 to {known - 1:,}")
+        raise ConfigError(f"ids has {max(ids)}; this model knows 0 to {known - 1:,}: use smaller numbers")
     if not ids and tokenizer is None:
         raise CheckpointError(f'{path}: it holds no tokenizer, so its model reads and writes numbers of tokens: try --ids "{known - 1}"')
     if not ids and tokenizer is not None:

@@ -113,7 +113,7 @@ def _config(source: "_Source", settings: Mapping[str, Any]) -> TransformerConfig
     usual = 64 if source.arch == "gpt2" else 128
     if (heads := _number(settings, "n_heads")) is None:
         heads = width // usual if width % usual == 0 else 0
-        source.notes.append(f"assumed {heads} heads, each {usual} wide: the file does not say")
+        source.notes.append(f"assumed {heads} {'head' if heads == 1 else 'heads'}, each {usual} wide: the file does not say")
     if source.arch == "gpt2":
         length: int | None = math.prod(source.shape("positions.weight")) // max(width, 1)
     elif (length := _number(settings, "max_seq_len")) is None:

@@ -44,7 +44,7 @@ def moving_line(last: Mapping[str, AnyEvent], columns: int) -> str:
     log = last.get("log")
     status = last.get("status", {})
     ended = "complete" in last
-    if log is None or (status.get("phase") == "evaluating" and not ended):
+    if log is None or log["loss"] is None or status.get("phase") == "preparing" or (status.get("phase") == "evaluating" and not ended):
         return str(status.get("message", "starting"))[: columns - 1]
     step, total = int(log["step"]), max(int(log["max_steps"]), 1)
     left = float(log["elapsed"]) / max(step, 1) * (total - step)

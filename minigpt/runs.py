@@ -36,13 +36,14 @@ log = logging.getLogger(__name__)
 SHORT_TEXT = 100_000  # characters, up to which a text is tried before the run is made: it may be too short for the settings
 MAX_TEXT = 20_000_000  # characters of a text given by a person on the page
 MAX_NAME = 60
+CHECK_DISK = "look at the disk's free space and the folder's permissions"
 
 
 class RunBusy(MiniGPTError):  # noqa: N818  not a fault: somebody else's run is under way
     """A run is training already; `run` is that one."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(f"run {run.id} is training already (step {run.step:,} of {run.max_steps:,}); start yours when it ends")
+        super().__init__(f"run {run.id} is training (step {run.step:,} of {run.max_steps:,}); start yours when it ends")
         self.run = run
 
 
@@ -145,8 +146,8 @@ class RunManager:
 
         Raises:
             CheckpointError: nothing there can be gone on from.
-            ConfigError: no step is left to make, a value is out of its range, or the folder cannot be written.
-            MiniGPTError: another process trains this run.
+            ConfigError: no step is left to make, or a value is out of its range.
+            MiniGPTError: another process trains this run, or its folder cannot be written.
         """
         found = find_checkpoint(place)
         folder = found.path.parent if place.is_dir() or (place.parent / "config.json").is_file() else None
@@ -163,7 +164,7 @@ class RunManager:
                 system.append_line(metrics, "")  # ends the line that a power cut left half written
             run.write_config()
         except OSError as error:
-            raise ConfigError(f"the run's folder cannot be written ({error.strerror})") from error
+            raise MiniGPTError(f"the run's folder cannot be written ({error.strerror}): {CHECK_DISK}") from error
         run.origin, run.skipped = found.path, found.skipped
         run.write_state()
         return run
@@ -233,7 +234,7 @@ class RunManager:
         try:
             system.write_atomically(folder / "state.json", json.dumps({**read_state(folder), "name": name}).encode())
         except OSError as error:
-            raise ConfigError(f"the name cannot be written ({error.strerror})") from error
+            raise MiniGPTError(f"the name cannot be written ({error.strerror}): {CHECK_DISK}") from error
 
     def delete(self, run_id: str) -> None:
         """Delete a run with all its files.
@@ -249,9 +250,23 @@ class RunManager:
             try:
                 shutil.rmtree(folder)  # which refuses a link to a folder elsewhere
             except OSError as error:
-                raise ConfigError(f"run {run_id} cannot be deleted ({error.strerror or error})") from error
+                raise MiniGPTError(f"run {run_id} cannot be deleted ({error.strerror or error}): {CHECK_DISK}") from error
             if self.latest is not None and self.latest.id == run_id:
                 self.latest = None
+
+    def delete_checkpoint(self, saved: SavedCheckpoint) -> None:
+        """Remove one listed checkpoint of a run that has ended.
+
+        Raises:
+            RunBusy: its run is at work.
+            MiniGPTError: another process trains it.
+            OSError: it cannot be removed.
+        """
+        with self._lock:
+            if (live := self.active) is not None and live.folder == saved.path.parent:
+                raise RunBusy(live)
+            _at_rest(saved.path.parent)
+            saved.path.unlink()
 
     def checkpoint(self, run: str, kind: str) -> SavedCheckpoint | None:
         """Return one listed checkpoint by the names of its run and kind, neither of which is used as a path."""

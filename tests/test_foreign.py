@@ -177,7 +177,7 @@ def test_a_bare_nanochat_is_read_with_its_usual_settings_and_says_so(tmp_path: P
     torch.save({f"model.{name}": value for name, value in model.state_dict().items()}, tmp_path / "a.pt")
     notes = expect_same(tmp_path / "a.pt", model)
     assert [note.split(":")[0] for note in notes] == [
-        "assumed 1 heads, each 128 wide", "assumed a context of 2,048 tokens", "assumed NanoChat's usual cap of 15 on the logits",
+        "assumed 1 head, each 128 wide", "assumed a context of 2,048 tokens", "assumed NanoChat's usual cap of 15 on the logits",
     ]  # fmt: skip
 
 
@@ -346,7 +346,7 @@ def test_generate_writes_ids_where_there_is_no_vocabulary(tmp_path: Path, capsys
     assert main(command) == 1
     assert "a.pt: it holds no tokenizer, so its model reads and writes numbers of tokens: try --ids" in capsys.readouterr().err
     assert main([*command, "--ids", "70"]) == 2
-    assert capsys.readouterr().err.endswith("ids has 70; this model knows 0 to 69\n")
+    assert capsys.readouterr().err.endswith("ids has 70; this model knows 0 to 69: use smaller numbers\n")
 
 
 @pytest.mark.parametrize(

@@ -965,7 +965,7 @@ def test_names_with_markup_are_shown_as_text(tmp_path: Path) -> None:
     _, verdict, inside, _, curve, _, _, tensors, writing, _, text, *_ = checkpoint_tab.shown_details(shelf.UPLOADED, path)
     assert "odd tensor name &lt;img" in verdict
     assert tags(verdict) == {"p", "ul", "li"}
-    assert "it can be looked at here, not written with" in verdict
+    assert "it can be looked at but not made to write" in verdict
     assert (inside.visible, curve.visible, writing.visible, text) == (True, False, False, "")
     assert MARKUP in set(tensors["tensor"])  # the table shows cells as text
 

@@ -285,7 +285,7 @@ def test_only_a_listed_checkpoint_of_a_run_that_has_ended_is_deleted(manager: Ru
     assert checkpoint_tab.delete(manager, "") == [gr.skip()] * checkpoint_tab.DETAILS
     assert path.exists()
     _, verdict, inside, *_ = checkpoint_tab.delete(manager, "run/best")
-    assert verdict == '<p class="line">run/best is deleted.</p>'
+    assert verdict == '<p class="line">run/best was deleted.</p>'
     assert not inside.visible
     assert not path.exists()
     with pytest.raises(gr.Error, match="no longer there"):
@@ -298,3 +298,11 @@ def test_weights_of_others_write_on_the_page_in_ids(gpt2: Path) -> None:
     text = shown[10]
     assert text.startswith("0 ")
     assert all(0 <= int(word) < 60 for word in text.split())
+
+
+def test_what_had_to_be_assumed_of_other_people_s_weights_is_said_on_the_page(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(vocab_size=20, n_positions=8, n_embd=64, n_layer=1, n_head=2, n_inner=16)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    (tmp_path / "config.json").unlink()
+    shown = checkpoint_tab.open_upload(str(tmp_path / "model.safetensors"))
+    assert any(isinstance(part, str) and "assumed 1 head, each 64 wide: the file does not say" in part for part in shown)

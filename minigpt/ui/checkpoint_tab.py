@@ -18,7 +18,7 @@ import pandas as pd
 
 from minigpt.checkpoint import Checkpoint
 from minigpt.config import UNK
-from minigpt.errors import CheckpointError
+from minigpt.errors import CheckpointError, MiniGPTError
 from minigpt.header import clean
 from minigpt.history import curves
 from minigpt.inspection import Report, inspect_parts, inspect_safely
@@ -52,7 +52,9 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
             widths = ["225px", "75px", "70px", "90px", "80px", "120px"]
             listing = table(listed(manager), "Saved checkpoints: choose one", max_height=260, elem_id="checkpoints", column_widths=widths)
             with gr.Row():
-                hub = gr.Textbox(label="or a name on the Hub", placeholder="openai-community/gpt2", max_lines=1, elem_id="hub", scale=4)
+                hub = gr.Textbox(
+                    label="or a model's name on the Hugging Face Hub", placeholder="openai-community/gpt2", max_lines=1, elem_id="hub", scale=4
+                )
                 ask = gr.Button("Look it up", elem_id="ask-hub", scale=1, min_width=110)
         with gr.Column(scale=2, min_width=260):
             upload = gr.File(label="or drop a .safetensors, .pt or .ckpt", height=180, elem_id="upload")
@@ -156,7 +158,7 @@ def open_hub(name: str | None) -> list[Any]:
 def _or_refusal(show: Callable[[], list[Any]]) -> list[Any]:
     try:
         return show()
-    except (CheckpointError, OSError) as error:
+    except (MiniGPTError, OSError) as error:
         return refused(error)
 
 
@@ -166,12 +168,12 @@ def delete(manager: RunManager, chosen: str) -> list[Any]:
         return [gr.skip()] * DETAILS
     try:
         shelf.delete(manager, chosen)
-    except (CheckpointError, OSError) as error:
+    except (MiniGPTError, OSError) as error:
         raise shelf.refusal(error, "Cannot delete") from None
-    return _hidden(f'<p class="line">{html.escape(chosen)} is deleted.</p>')
+    return _hidden(f'<p class="line">{html.escape(chosen)} was deleted.</p>')
 
 
-def refused(error: CheckpointError | OSError) -> list[Any]:
+def refused(error: MiniGPTError | OSError) -> list[Any]:
     """Say why a file was not opened, and show nothing else of it."""
     said = f"This file cannot be read: {error.strerror}." if isinstance(error, OSError) else str(error)
     return _hidden(f'<p class="line wrong">{html.escape(said[:1].upper() + said[1:])}</p>')
@@ -193,10 +195,9 @@ def shown_details(chosen: str, path: Path) -> list[Any]:
     except CheckpointError as error:
         if report.format == "minigpt":
             raise
-        remark = f"Made by {report.made_by}: it can be looked at here, not written with: {error}"
+        remark = f"Made by {report.made_by}: it can be looked at but not made to write: {error}"
         return shown(report, "your upload", chosen, remark)
-    notes = checkpoint.metadata.get("notes") if report.format != "minigpt" else []
-    remarks = [*([] if checkpoint.tokenizer else [NO_VOCABULARY]), *(map(str, notes) if isinstance(notes, list) else [])]
+    remarks = [*([] if checkpoint.tokenizer else [NO_VOCABULARY]), *checkpoint.notes]
     prompt = first_prompt(checkpoint)
     name = "your upload" if chosen == UPLOADED else chosen
     return shown(report, name, chosen, *remarks, prompt=prompt, text=_first_text(checkpoint, prompt))
@@ -281,7 +282,7 @@ def _writer(manager: RunManager) -> Any:
             for count, grown in enumerate(text, start=1):
                 if count % 4 == 0 or count == int(length or 80):
                     yield grown
-        except (CheckpointError, OSError) as error:
+        except (MiniGPTError, OSError) as error:
             raise shelf.refusal(error, "Cannot write") from None
 
     return write_text

@@ -18,7 +18,7 @@ from minigpt.ui import charts, feed, train_tab
 
 OVERLAY_POINTS = 500
 MORE_STEPS = 400
-NONE_YET = "<p>Your runs will appear here: each can be opened again, gone on with, and laid over another one's chart.</p>"
+NONE_YET = "<p>Your runs will appear here: each can be opened again, resumed, and laid over another one's chart.</p>"
 COLUMNS = ("overlay", "run", "step", "best val. loss", "state")
 # The page tells which run it shows; `null` takes the place of a component that has no part in it.
 SHOWN = "(_, ...values) => [window.minigpt.view.run, ...values]"

@@ -74,15 +74,13 @@ def delete(manager: RunManager, chosen: str) -> None:
     """Remove one listed checkpoint of a run that has ended.
 
     Raises:
-        CheckpointError: it is not there, is the example, or its run is at work.
+        MiniGPTError: it is not there, is the example, or its run is at work.
         OSError: it cannot be removed.
     """
     item = find(manager, chosen)
     if item.kind == "example":
         raise CheckpointError("the example belongs to the program and stays")
-    if manager.active is not None and manager.active.folder == item.path.parent:
-        raise CheckpointError("this run is still training; stop it first")
-    item.path.unlink()
+    manager.delete_checkpoint(item)
 
 
 def opened(path: Path) -> Checkpoint:

@@ -27,7 +27,7 @@ CONFIRM = "chosen => confirm(`Delete ${chosen} for good?`) ? chosen : ''"
 def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[gr.File, gr.Button]:
     """Lay out the part and wire the downloads; return the file to download and the button that deletes, whose click is the tab's business."""
     with gr.Accordion("Take it with you", open=False, elem_id="take-part"):
-        form = gr.Radio(FORMS, value="", label="As", elem_id="form")
+        form = gr.Radio(FORMS, value="", label="Format", elem_id="form")
         with gr.Row():
             go = gr.Button("Prepare the download", elem_id="prepare")
             delete = gr.Button("Delete this checkpoint", variant="stop", elem_id="delete-file")

@@ -122,7 +122,7 @@ def _folded() -> tuple[list[gr.components.Component], gr.Plot, gr.Textbox, gr.Bu
         controls += [form.control(name) for name in fields("training")]
     with gr.Accordion("Schedule, command, file", open=False, elem_id="plan"):
         schedule = gr.Plot(charts.as_plot(charts.schedule_figure(config)), show_label=False, elem_id="schedule")
-        label = "The same run from the command line"
+        label = "The same settings from the command line"
         command = gr.Textbox(form.command(DEFAULT_PRESET, config), label=label, buttons=["copy"], lines=2, elem_id="command")
         with gr.Row():
             save = gr.Button("Save settings", size="sm", elem_id="save-settings")
@@ -266,7 +266,7 @@ def or_the_live_one(begin: Callable[[], Run]) -> Run:
     try:
         return begin()
     except RunBusy as busy:
-        gr.Info(html.escape(f"{busy}. You are watching it."))
+        gr.Info(html.escape(f"{busy}. Meanwhile you are watching it."))
         return busy.run
 
 

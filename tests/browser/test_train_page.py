@@ -217,7 +217,7 @@ def test_a_second_visitor_sees_the_run_and_a_second_start_joins_it(page: Page, s
     wait_points(second, 5)
     folders = server.folders()
     second.evaluate("document.querySelector('#train').click()")  # hidden by now: as if pressed before this page had heard of the run
-    expect(toast(second)).to_contain_text(re.compile(rf"{view['run']} is training already \(step \d+ of 5,000\).* You are watching it"))
+    expect(toast(second)).to_contain_text(re.compile(rf"{view['run']} is training \(step \d+ of 5,000\).* Meanwhile you are watching it"))
     count = len(trace(second, "loss", TRAIN)[0])
     wait_points(second, count + 5)
     assert second.evaluate("window.minigpt.view.run") == view["run"]

@@ -163,7 +163,7 @@ def test_a_checkpoint_is_deleted_only_when_the_visitor_says_yes(shelf: Page, ser
     assert (server.home / run / "last.safetensors").exists()
     shelf.once("dialog", lambda dialog: dialog.accept())
     shelf.locator("#delete-file").click()
-    expect(shelf.locator("#verdict .line")).to_have_text(f"{run}/last is deleted.")
+    expect(shelf.locator("#verdict .line")).to_have_text(f"{run}/last was deleted.")
     assert not (server.home / run / "last.safetensors").exists()
     assert [run, "last"] not in [row[:2] for row in cells(shelf, "checkpoints")]
     choose(shelf, "example", "example")
