@@ -91,7 +91,6 @@ class History:
         self._lock = threading.Lock()
         self.series = {name: Series() for name in SERIES_NAMES}
         self.samples: list[dict[str, Any]] = []
-        self.data: dict[str, Any] = {}
         self.last: dict[str, dict[str, Any]] = {}  # the latest event of each kind
         self.bad_lines = 0
         self._columns = {name: array("d") for name in COLUMNS}
@@ -109,8 +108,6 @@ class History:
                 self._validated(event)
             elif kind == "sample":
                 self.samples.append(dict(event))
-            elif kind == "data":
-                self.data = dict(event)
             if kind == "complete":
                 for series in self.series.values():
                     series.flush()
@@ -178,7 +175,7 @@ class History:
             return {
                 "series": {name: {"x": list(series.x), "y": [_short(y) for y in series.y]} for name, series in self.series.items()},
                 "samples": [dict(sample) for sample in self.samples],
-                "data": dict(self.data),
+                "data": dict(self.last.get("data", {})),
             }
 
 

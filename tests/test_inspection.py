@@ -21,7 +21,7 @@ from safetensors.torch import save, save_file
 from minigpt.checkpoint import save_checkpoint
 from minigpt.config import TransformerConfig
 from minigpt.errors import CheckpointError
-from minigpt.inspection import Report, inspect_file, inspect_safely
+from minigpt.inspection import Report, inspect_file, inspect_safely, opening
 from minigpt.inspection.recognise import count_nonfinite
 from minigpt.model import MiniGPT
 
@@ -185,12 +185,15 @@ def test_a_whole_pickled_module_is_refused_with_what_to_do_instead(tmp_path: Pat
         inspect_file(tmp_path / "x.pt")
 
 
-def test_values_are_not_read_above_the_limit_or_on_request_and_the_report_says_so(tmp_path: Path) -> None:
+def test_values_are_not_read_above_the_limit_or_on_request_and_the_report_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = {"wte.weight": torch.full((4, 4), math.nan)}
     torch.save(state, tmp_path / "x.pt")
     save_file(state, tmp_path / "x.safetensors")
     for path in (tmp_path / "x.pt", tmp_path / "x.safetensors"):
-        for report in (inspect_file(path, scan_limit=100), inspect_file(path, scan=False)):
+        with monkeypatch.context() as limited:
+            limited.setattr(opening, "SCAN_LIMIT_BYTES", 100)
+            too_large = inspect_file(path)
+        for report in (too_large, inspect_file(path, scan=False)):
             assert not report.checked
             assert not any("not finite" in sentence for sentence in report.warnings)
             assert any(sentence.startswith("values not checked") for sentence in report.notes)

@@ -186,7 +186,9 @@ def test_a_damaged_log_keeps_its_good_rows_and_counts_the_bad_ones(kind: str, ma
     content, steps, bad = DAMAGE[kind]
     run = manager.create(tiny_config(checkpoint_dir=str(manager.home / "run")), preset="quick")
     (run.folder / "metrics.jsonl").write_bytes(content)
-    history = RunManager(manager.home).history("run")
+    found = RunManager(manager.home).run("run")
+    assert found is not None
+    history = found.history
     assert (history.series["train"].x, history.bad_lines) == (steps, bad)
     assert history.to_frame()["step"].tolist() == steps
     if kind == "a step told twice":

@@ -510,7 +510,7 @@ class Reader:
         return {"run": self.run, "series": {name: self.counts.get(name, [-1, 0]) for name in runs.History().series}, "samples": len(self.samples)}
 
     def take(self, view: Mapping[str, Any]) -> None:
-        view = strict(feed.as_value(dict(view)))
+        view = strict(json.dumps(dict(view)))
         if view["run"] != self.run:
             self.run, self.counts, self.curves, self.samples = view["run"], {}, {}, []
         assert view["first"] <= len(self.samples), "a gap among the samples"
@@ -693,7 +693,7 @@ def test_a_run_that_diverged_is_told_with_the_step_and_in_json(run: Run) -> None
     run.record(log(1))
     run.record(log(2, NAN, grad_norm=NAN))
     end(run, step=1, val_loss=None, best_val_loss=None, reason="diverged")
-    view = strict(feed.as_value(feed.run_view(run, {})))
+    view = strict(json.dumps(feed.run_view(run, {})))
     assert (view["live"], view["state"], view["bad"], view["empty"]) == (False, "diverged", 2, False)
     assert "at step 2." in view["story"]
     assert "Try a learning rate of 0.01" in view["story"]

@@ -28,7 +28,6 @@ from minigpt.ui import charts, compare, shelf, takeaway, words, xray, xray_chart
 from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, first_prompt, listed, opened, path_of, saved, written
 from minigpt.ui.xray import SHOWN, parts_table, settings_table, table, tensors_table
 
-__all__ = ["CheckpointTab", "build", "listed", "open_id", "open_newest"]  # the rest of the page needs these
 DETAILS = 21  # components that a chosen file fills
 FIRST_TEXT_TOKENS, FIRST_TEXT_S = 60, 1.5
 MAX_SENT = 64 << 20  # characters that the page's script may send of a file that stays where it is

@@ -2,6 +2,7 @@
 
 import contextlib
 import html
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -281,7 +282,7 @@ def watch(run: Run, *, whole_figures: bool = False) -> Iterator[tuple[Any, ...]]
         return FIRST_PAUSE_S if time.monotonic() - began < FIRST_SECONDS else PAUSE_S
 
     for count, seen in enumerate(feed.follow(run, pause)):
-        value = feed.as_value(seen)
+        value = json.dumps(seen)
         if whole_figures and (time.monotonic() - drawn >= FALLBACK_PAUSE_S or not seen["live"]):
             drawn = time.monotonic()
             details = charts.details_figure(charts.thin(charts.curves_of(run.history), FALLBACK_POINTS))
@@ -295,7 +296,7 @@ def watch(run: Run, *, whole_figures: bool = False) -> Iterator[tuple[Any, ...]]
 def figure_of(run: Run, most: int | None = None) -> Any:
     """Draw a run's losses as they are now, with at most `most` points a curve."""
     curves = charts.curves_of(run.history)
-    lines = {"uniform": run.history.data.get("uniform_loss"), "unigram": run.history.data.get("unigram_loss")}
+    lines = feed.baselines(run.history.last.get("data", {}))
     return charts.loss_figure(charts.thin(curves, most) if most else curves, lines, feed.best_point(run), run.max_steps)
 
 
