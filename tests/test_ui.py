@@ -18,7 +18,7 @@ from minigpt.cli import Parser
 from minigpt.cli_flags import parse_train
 from minigpt.config import TransformerConfig, extra, fields
 from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError
-from minigpt.history import MAX_POINTS
+from minigpt.history import MAX_POINTS, History
 from minigpt.model import MiniGPT
 from minigpt.optim import get_lr
 from minigpt.presets import PRESETS
@@ -26,6 +26,7 @@ from minigpt.runs import Run, RunManager
 from minigpt.tokenizer import WordTokenizer
 from minigpt.ui import charts, checkpoint_tab, feed, form, shelf, train_tab, words
 from minigpt.ui.api import Api
+from minigpt.ui.refusals import refusing
 
 LIMIT_S = 60.0
 TINY: dict[str, Any] = {
@@ -507,7 +508,7 @@ class Reader:
 
     @property
     def have(self) -> dict[str, Any]:
-        return {"run": self.run, "series": {name: self.counts.get(name, [-1, 0]) for name in runs.History().series}, "samples": len(self.samples)}
+        return {"run": self.run, "series": {name: self.counts.get(name, [-1, 0]) for name in History().series}, "samples": len(self.samples)}
 
     def take(self, view: Mapping[str, Any]) -> None:
         view = strict(json.dumps(dict(view)))
@@ -789,9 +790,10 @@ def test_a_text_that_is_none_is_refused_in_words(text: str | None, file: bytes |
 
 
 def test_a_refusal_shows_what_was_typed_as_text() -> None:
-    shown = train_tab.refusal(ConfigError(f"d_model is {MARKUP}\nsecond line"))
-    assert tags(shown.message) == {"br"}
-    assert not shown.print_exception
+    with pytest.raises(gr.Error) as shown, refusing("Not started"):
+        raise ConfigError(f"d_model is {MARKUP}\nsecond line")
+    assert (tags(shown.value.message), shown.value.title) == ({"br"}, "Not started")
+    assert not shown.value.print_exception
 
 
 def test_watching_yields_the_figure_first_and_last_and_only_news_in_between(trained: RunManager) -> None:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from minigpt.errors import CheckpointError
-from minigpt.header import open_regular, read_header_of
+from minigpt.header import Header, open_regular
 from minigpt.inspection.meaning import judge
 from minigpt.inspection.pickles import DAMAGE
-from minigpt.inspection.recognise import add_config, recognise_safetensors, recognise_torch, sniff
+from minigpt.inspection.recognise import add_config, opened, recognise_safetensors, recognise_torch
 from minigpt.inspection.report import Report
 from minigpt.inspection.sandbox import NO_ANSWER, limit_this_child, parsed, run_child, tell, turn
-from minigpt.inspection.torchfiles import open_legacy, open_zip
 
 SCAN_LIMIT_BYTES = MAX_REPLY_BYTES = 64 << 20  # a larger file is reported with its values not checked
 MAX_CONFIG_BYTES = 64 << 10  # it reaches the child as an argument
@@ -95,16 +94,14 @@ def inspect_file(path: Path, *, scan: bool = True) -> Report:
 
 def _inspect(file: BinaryIO, name: str, scan: bool, beside: str) -> Report:
     try:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        kind = sniff(file.read(512), name)
+        found, size = opened(file, name), file.seek(0, os.SEEK_END)
         checked = scan and size <= SCAN_LIMIT_BYTES
-        if kind == "safetensors":
-            contents = recognise_safetensors(file, read_header_of(file), scan=checked)
+        if isinstance(found, Header):
+            contents = recognise_safetensors(file, found, scan=checked)
             if (suffix := Path(name).suffix) in (".pt", ".pth", ".ckpt", ".bin"):
                 contents.warnings.insert(0, f"named {suffix}, but it is a safetensors file")
         else:
-            contents = recognise_torch(open_zip(file, size) if kind == "zip" else open_legacy(file, size), scan=checked)
+            contents = recognise_torch(found, scan=checked)
             if name.endswith(".safetensors"):
                 contents.warnings.insert(0, "named .safetensors, but it is a file of torch.save (a pickle)")
         add_config(contents, beside)

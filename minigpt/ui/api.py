@@ -13,11 +13,12 @@ from minigpt.errors import ConfigError, DataError, MiniGPTError
 from minigpt.presets import DEFAULT_PRESET
 from minigpt.runs import RunManager
 from minigpt.ui import feed, form, shelf, train_tab
+from minigpt.ui.refusals import sentence
 
 
 def refusal(error: MiniGPTError | OSError) -> gr.Error:
     """Turn an error into the API's answer, for programs: unlike on the page, nothing renders it."""
-    return gr.Error(shelf.sentence(error), print_exception=False)
+    return gr.Error(sentence(error), print_exception=False)
 
 
 class Api:

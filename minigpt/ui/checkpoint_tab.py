@@ -25,6 +25,7 @@ from minigpt.inspection import Report, inspect_parts, inspect_safely
 from minigpt.inspection.hub import inspect_hub
 from minigpt.runs import RunManager
 from minigpt.ui import charts, compare, shelf, takeaway, words, xray, xray_charts
+from minigpt.ui.refusals import refusing
 from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, first_prompt, listed, opened, path_of, saved, written
 from minigpt.ui.xray import SHOWN, parts_table, settings_table, table, tensors_table
 
@@ -165,10 +166,8 @@ def delete(manager: RunManager, chosen: str) -> list[Any]:
     """Delete a listed checkpoint and say so; an empty id is that of a visitor who changed their mind."""
     if not chosen:
         return [gr.skip()] * DETAILS
-    try:
+    with refusing("Cannot delete"):
         shelf.delete(manager, chosen)
-    except (MiniGPTError, OSError) as error:
-        raise shelf.refusal(error, "Cannot delete") from None
     return _hidden(f'<p class="line">{html.escape(chosen)} was deleted.</p>')
 
 
@@ -272,7 +271,7 @@ def _kept(metadata: dict[str, Any]) -> pd.DataFrame:
 def _writer(manager: RunManager) -> Any:
     def write_text(chosen: str, upload: str | None, prompt: str, length: float, temperature: float, seed: float) -> Iterator[str]:
         """Yield the text as it grows."""
-        try:
+        with refusing("Cannot write"):
             checkpoint = opened(path_of(manager, chosen, upload))
             ids = checkpoint.tokenizer.encode((prompt or "")[:MAX_PROMPT]) if checkpoint.tokenizer else []
             if unknown := ids.count(UNK):
@@ -281,7 +280,5 @@ def _writer(manager: RunManager) -> Any:
             for count, grown in enumerate(text, start=1):
                 if count % 4 == 0 or count == int(length or 80):
                     yield grown
-        except (MiniGPTError, OSError) as error:
-            raise shelf.refusal(error, "Cannot write") from None
 
     return write_text

@@ -1,16 +1,14 @@
 """What can be chosen on the Checkpoint tab, and how a chosen file is opened and writes. Knows nothing of how it is shown."""
 
-import html
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import gradio as gr
 import pandas as pd
 import torch
 
 from minigpt.checkpoint import Checkpoint, read_checkpoint
-from minigpt.errors import CheckpointError, MiniGPTError
+from minigpt.errors import CheckpointError
 from minigpt.foreign import open_foreign
 from minigpt.generate import generate, usual_prompt, write
 from minigpt.runs import RunManager
@@ -115,13 +113,3 @@ def written(checkpoint: Checkpoint, prompt: str, length: int, temperature: float
 def first_prompt(checkpoint: Checkpoint) -> str:
     """Return what to write from when nobody said."""
     return usual_prompt(checkpoint.tokenizer) if checkpoint.tokenizer is not None else "0"
-
-
-def sentence(error: MiniGPTError | OSError) -> str:
-    """Say what is wrong, without the place on this machine's disk."""
-    return f"the file cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
-
-
-def refusal(error: MiniGPTError | OSError, title: str) -> gr.Error:
-    """Turn an error into what the page shows for a while; gradio renders it as markup."""
-    return gr.Error(html.escape(sentence(error)), title=title, print_exception=False)
