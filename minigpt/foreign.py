@@ -22,12 +22,11 @@ from minigpt.export import their_names
 from minigpt.header import clean, read_header, strict_json
 from minigpt.inspection import inspect_safely
 from minigpt.inspection.meaning import SETTINGS, bare_name
-from minigpt.inspection.recognise import FLOATS
+from minigpt.inspection.recognise import FLOATS, WEIGHTS, weights_in
 from minigpt.inspection.values import Values, open_values
 from minigpt.model import RMS_EPS, ROPE_THETA, FeedForward, MiniGPT, rotary_tables
 from minigpt.tokenizer import OtherTokenizer
 
-FILES = ("model.safetensors", "pytorch_model.bin", "ckpt.pt")  # what a folder's weights are called
 _EMBEDDINGS = {"embedding.weight": "", "wte.weight": "gpt2", "embed_tokens.weight": "modern"}  # by which a family is known; the first is our own
 _SPELLINGS = (  # of small trainers, for names of GPT-2
     (r"^tok(en)?_emb(edding)?\.", "wte."), (r"^pos(ition)?_emb(edding)?\.", "wpe."), (r"^(ln|norm|ln_final)\.", "ln_f."), (r"^head\.", "lm_head."),
@@ -64,9 +63,9 @@ def open_foreign(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: it is no checkpoint, or no model that ours can compute; one sentence for a person.
     """
-    file = next((path / name for name in FILES if (path / name).is_file()), path)
+    file = weights_in(path)
     if file.is_dir():
-        raise CheckpointError(f"this folder holds no weights; they would be called {' or '.join(FILES)}")
+        raise CheckpointError(f"this folder holds no weights; they would be called {' or '.join(WEIGHTS)}")
     report = inspect_safely(file, scan=False)
     if odd := next((tensor for tensor in report.tensors if tensor.dtype not in FLOATS and not _NO_WEIGHT.search(tensor.name)), None):
         raise CheckpointError(f"tensor {clean(odd.name, 60)} is of {odd.dtype}; only floats can be put into a model here")

@@ -12,12 +12,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from minigpt import runs
+from minigpt import foreign, runs
 from minigpt.checkpoint import save_checkpoint
 from minigpt.cli import Parser
 from minigpt.cli_flags import parse_train
 from minigpt.config import TransformerConfig, extra, fields
 from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError
+from minigpt.foreign import open_any
 from minigpt.history import MAX_POINTS, History
 from minigpt.model import MiniGPT
 from minigpt.optim import get_lr
@@ -918,7 +919,7 @@ def test_a_program_is_not_told_where_a_file_that_vanished_had_been(manager: RunM
     def vanished(path: Path) -> None:
         raise FileNotFoundError(2, "No such file or directory", str(path))
 
-    monkeypatch.setattr(shelf, "read_checkpoint", vanished)
+    monkeypatch.setattr(foreign, "read_checkpoint", vanished)
     with pytest.raises(gr.Error, match="No such file or directory") as refusal:
         Api(manager).generate("example/example")
     assert "/" not in refusal.value.message
@@ -1044,7 +1045,7 @@ def test_an_id_is_never_used_as_a_path(manager: RunManager, tmp_path: Path, tiny
 
 def test_what_cannot_write_is_refused_before_it_is_asked_to(manager: RunManager, tmp_path: Path, tiny_text: str) -> None:
     upload = saved_model(tmp_path / "upload", tiny_text)
-    assert shelf.opened(shelf.path_of(manager, shelf.UPLOADED, str(upload))).step == 7
+    assert open_any(shelf.path_of(manager, shelf.UPLOADED, str(upload))).step == 7
     upload.unlink()
     saved_model(manager.home / "silent", tiny_text, with_words=False)
     foreign = tmp_path / "foreign.safetensors"
@@ -1058,11 +1059,11 @@ def test_what_cannot_write_is_refused_before_it_is_asked_to(manager: RunManager,
         (shelf.UPLOADED, str(foreign), "not shaped like"),
     ):
         with pytest.raises(MiniGPTError, match=said):
-            shelf.opened(shelf.path_of(manager, chosen, path))
+            open_any(shelf.path_of(manager, chosen, path))
 
 
 def test_a_file_without_a_vocabulary_reads_and_writes_ids(manager: RunManager, tiny_text: str) -> None:
-    checkpoint = shelf.opened(saved_model(manager.home / "silent", tiny_text, with_words=False))
+    checkpoint = open_any(saved_model(manager.home / "silent", tiny_text, with_words=False))
     *_, text = shelf.written(checkpoint, "5, 6\n7", 4, seed=1)
     assert text.startswith("5 6 7 ")
     assert all(0 <= int(word) < checkpoint.config.vocab_size for word in text.split())

@@ -17,8 +17,9 @@ import gradio as gr
 import pandas as pd
 
 from minigpt.checkpoint import Checkpoint
-from minigpt.config import UNK
 from minigpt.errors import CheckpointError, MiniGPTError
+from minigpt.foreign import open_any
+from minigpt.generate import unknown
 from minigpt.header import clean
 from minigpt.history import curves
 from minigpt.inspection import Report, inspect_parts, inspect_safely
@@ -26,7 +27,7 @@ from minigpt.inspection.hub import inspect_hub
 from minigpt.runs import RunManager
 from minigpt.ui import charts, compare, shelf, takeaway, words, xray, xray_charts
 from minigpt.ui.refusals import refusing
-from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, first_prompt, listed, opened, path_of, saved, written
+from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, first_prompt, listed, path_of, saved, written
 from minigpt.ui.xray import SHOWN, parts_table, settings_table, table, tensors_table
 
 DETAILS = 21  # components that a chosen file fills
@@ -189,7 +190,7 @@ def shown_details(chosen: str, path: Path) -> list[Any]:
     """
     report = inspect_safely(path)
     try:
-        checkpoint = opened(path)  # puts the weights into a model: whoever sees the verdict knows that it can be used
+        checkpoint = open_any(path)  # puts the weights into a model: whoever sees the verdict knows that it can be used
     except CheckpointError as error:
         if report.format == "minigpt":
             raise
@@ -272,10 +273,10 @@ def _writer(manager: RunManager) -> Any:
     def write_text(chosen: str, upload: str | None, prompt: str, length: float, temperature: float, seed: float) -> Iterator[str]:
         """Yield the text as it grows."""
         with refusing("Cannot write"):
-            checkpoint = opened(path_of(manager, chosen, upload))
+            checkpoint = open_any(path_of(manager, chosen, upload))
             ids = checkpoint.tokenizer.encode((prompt or "")[:MAX_PROMPT]) if checkpoint.tokenizer else []
-            if unknown := ids.count(UNK):
-                gr.Info(f"{unknown} of the prompt's {len(ids)} tokens are not in this model's vocabulary; it reads them as &lt;unk>.")
+            if checkpoint.tokenizer and (remark := unknown(checkpoint.tokenizer, ids)):
+                gr.Info(f"{html.escape(remark)}.")
             text = written(checkpoint, prompt or "", int(length or 80), float(temperature or 0.0), int(seed or 0))
             for count, grown in enumerate(text, start=1):
                 if count % 4 == 0 or count == int(length or 80):

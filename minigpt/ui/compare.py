@@ -9,6 +9,7 @@ import gradio as gr
 import pandas as pd
 
 from minigpt.errors import CheckpointError
+from minigpt.foreign import open_any
 from minigpt.header import clean
 from minigpt.history import curves
 from minigpt.inspection import inspect_safely
@@ -73,7 +74,7 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
 def _text(path: Path, *options: Any) -> Iterator[str]:
     """Yield what a file's model writes, or why it cannot; the other one's text is worth showing all the same."""
     try:
-        yield from shelf.written(shelf.opened(path), *options)
+        yield from shelf.written(open_any(path), *options)
     except CheckpointError as error:
         yield f"({error})"
 
