@@ -395,14 +395,19 @@ def test_a_preset_s_label_says_how_long_it_takes(preset: str) -> None:
 # Charts
 
 
-@pytest.mark.parametrize("most", [1, 7, 500])
-@pytest.mark.parametrize("count", [0, 1, 2, 7, 8, 499, 500, 501, 1999, 2000])
-def test_thinning_keeps_the_last_point_and_no_more_than_asked(count: int, most: int) -> None:
-    x, y = charts.thin({"train": (list(range(count)), [value * 0.5 for value in range(count)])}, most)["train"]
+@pytest.mark.parametrize("most", [20, 500])
+@pytest.mark.parametrize("count", [0, 1, 2, 19, 20, 21, 499, 500, 501, 1999, 2000])
+def test_thinning_keeps_extremes_gaps_and_the_last_point_and_no_more_than_asked(count: int, most: int) -> None:
+    values: list[float | None] = [value * 0.5 for value in range(count)]
+    odd: dict[int, float | None] = {count // 3: None, count // 2: 9999.0, count // 2 + 1: -9999.0} if count > 2 else {}
+    for place, value in odd.items():
+        values[place] = value
+    x, y = charts.thin({"train": (list(range(count)), values)}, most)["train"]
     assert len(x) == len(y) <= most
-    assert len(x) >= min(count, most // 2)
+    assert len(x) >= min(count, most // 4)
     assert x[-1:] == [*range(count)][-1:]
-    assert y == [value * 0.5 for value in x]
+    assert y == [values[step] for step in x]
+    assert odd.keys() <= set(x)
     assert x == sorted(set(x))
 
 

@@ -18,7 +18,7 @@ SETTINGS = {  # what shapes can tell or every model has: the largest sane value,
     "d_ff": (10**6, ("d_ff", "n_inner", "intermediate_size")),
     "max_seq_len": (10**6, ("max_seq_len", "context_length", "block_size", "n_positions", "max_position_embeddings", "sequence_len")),
 }
-_METADATA_KINDS = {"history": list, "samples": list, "tied": dict, "config": dict, "tokenizer": str}  # the lists are of dicts
+_METADATA_KINDS = {"series": dict, "data": dict, "samples": list, "tied": dict, "config": dict, "tokenizer": str}  # the lists are of dicts
 _MAX_FINDINGS = 20  # no more than a person reads
 _MAX_METADATA_VALUES, _MAX_METADATA_DEPTH = 500_000, 32
 _LAYER = re.compile(r"^(.*?)\.?(\w+)\.(\d{1,6})\.")

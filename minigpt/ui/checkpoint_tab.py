@@ -20,12 +20,12 @@ from minigpt.checkpoint import Checkpoint
 from minigpt.errors import CheckpointError, MiniGPTError
 from minigpt.foreign import open_any
 from minigpt.generate import unknown
-from minigpt.header import clean
+from minigpt.header import clean, number
 from minigpt.history import curves
 from minigpt.inspection import Report, inspect_parts, inspect_safely
 from minigpt.inspection.hub import inspect_hub
 from minigpt.runs import RunManager
-from minigpt.ui import charts, compare, shelf, takeaway, words, xray, xray_charts
+from minigpt.ui import charts, compare, feed, shelf, takeaway, words, xray, xray_charts
 from minigpt.ui.refusals import refusing
 from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, first_prompt, listed, path_of, saved, written
 from minigpt.ui.xray import SHOWN, parts_table, settings_table, table, tensors_table
@@ -213,10 +213,8 @@ def shown(report: Report, name: str, chosen: str = "", *remarks: str, prompt: st
         prompt: what its model wrote from.
         text: what its model wrote; nothing hides the part that writes.
     """
-    metadata = report.metadata
-    data = metadata.get("data")
-    facts = data if isinstance(data, dict) else {}
-    lines = {name: facts.get(f"{name}_loss") if isinstance(facts.get(f"{name}_loss"), float) else None for name in ("uniform", "unigram")}
+    metadata: dict[str, Any] = report.metadata
+    lines = {name: number(loss) for name, loss in feed.baselines(metadata.get("data") or {}).items()}
     step, best_step, best = report.step, metadata.get("best_step"), metadata.get("best_val_loss")
     star = (best_step, best) if isinstance(best_step, int) and isinstance(best, float) else None
     drawn = curves(metadata.get("series"))
@@ -260,12 +258,7 @@ def _verdict(report: Report, remarks: tuple[str, ...], name: str) -> str:
 
 
 def _kept(metadata: dict[str, Any]) -> pd.DataFrame:
-    samples = metadata.get("samples")
-    rows = [
-        [str(sample.get("step", ""))[:12], clean(str(sample.get("text", "")), 1000, lines=True)]
-        for sample in (samples if isinstance(samples, list) else [])
-        if isinstance(sample, dict)
-    ]
+    rows = [[str(sample.get("step", ""))[:12], clean(str(sample.get("text", "")), 1000, lines=True)] for sample in metadata.get("samples") or []]
     return pd.DataFrame(rows, columns=["step", "text"])
 
 
