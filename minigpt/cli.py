@@ -7,7 +7,6 @@ failed, 2 a mistake in the command.
 # ruff: noqa: PLC0415  imports wait inside the commands: help and inspect must not load torch
 
 import argparse
-import contextlib
 import json
 import logging
 import os
@@ -15,13 +14,13 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import minigpt
 from minigpt import system
-from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError
+from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError, naming
 from minigpt.stopper import Stopper
 
 if TYPE_CHECKING:
@@ -200,6 +199,8 @@ def _close(run: "Run", weights: Path | None) -> int:
     if weights is not None:
         from minigpt.export import write_weights
 
+        if weights.resolve().parent == run.folder.resolve():
+            raise DataError(f"{weights} lies in the run's own folder, so it was not written (the run is saved): choose a place outside of it")
         if not files:
             raise DataError("there are no weights to write: the run was stopped before its first step")
         size = write_weights(files[0], run.folder / "last.safetensors", weights)
@@ -220,7 +221,7 @@ def inspect_command(arguments: Sequence[str]) -> int:
     from minigpt.progress import description, tensor_lines
 
     options.file = weights_in(_best_in(options.file))
-    with _named(options.file):
+    with naming(options.file):
         try:
             report = _on_the_hub(options.file) or inspect_safely(options.file)
         except CheckpointError as error:
@@ -257,7 +258,7 @@ def generate_command(arguments: Sequence[str]) -> int:
 
     request = parse_generate(Parser(prog=f"{PROGRAM} generate", allow_abbrev=False), arguments)
     path = _best_in(request.checkpoint)
-    with _named(path):
+    with naming(path):
         if not path.is_dir():
             inspect_safely(path, scan=False)  # what is no checkpoint is refused before torch is waited for
         from minigpt.foreign import open_any
@@ -285,11 +286,16 @@ def generate_command(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _leave() -> NoReturn:
+    raise KeyboardInterrupt
+
+
 def bench_command(arguments: Sequence[str]) -> int:
     """Measure speed and learning beside other ways to do the same, and print each row as it is known."""
     from minigpt.cli_flags import parse_bench
 
     request = parse_bench(Parser(prog=f"{PROGRAM} bench", allow_abbrev=False), arguments)
+    system.on_termination(_leave)  # so that the servers and folders that it made go with it
     from minigpt import bench
 
     for line in bench.report(request.only, request.data, as_json=request.json, seeds=request.seeds):
@@ -305,19 +311,10 @@ def export_command(arguments: Sequence[str]) -> int:
     from minigpt.export import export
 
     path = _best_in(options.checkpoint)
-    with _named(path):
+    with naming(path):
         files = export(path, options.folder, options.to)
     print("\n".join(map(str, files)))
     return 0
-
-
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Put a file's name before what is wrong with it."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from None
 
 
 def _best_in(path: Path) -> Path:

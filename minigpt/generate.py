@@ -95,6 +95,7 @@ def write(
             ids.append(index)
             yield " ".join(map(str, ids))
         return
+    prompt = prompt.encode("utf-8", "replace").decode()  # half a character cannot be read
     ids = tokenizer.encode(prompt) or [first_id(tokenizer)]
     start, read = prompt.rstrip(), len(tokenizer.decode(ids).rstrip())  # a word that the vocabulary lacks is read as unknown, yet shown as typed
     never = tokenizer.never_written

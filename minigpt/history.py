@@ -220,7 +220,10 @@ def to_line(event: AnyEvent) -> str:
     return json.dumps(safe, ensure_ascii=False, allow_nan=False)
 
 
-NUMBERS = {"log": "loss", "eval": "val_loss", "complete": "val_loss"}
+NEEDED = {  # without which a reader can do nothing with an event
+    "log": ("step", "loss"), "eval": ("step", "val_loss"), "complete": ("step", "val_loss", "elapsed", "reason"), "sample": ("step", "text"),
+    "data": ("corpus", "characters", "vocab_size", "unknown_share"),
+}  # fmt: skip
 
 
 def read_history(path: Path) -> History:
@@ -237,7 +240,7 @@ def read_history(path: Path) -> History:
             kind, step = event["type"], event.get("step", 0)
             if type(kind) is not str or type(step) is not int or not 0 <= step < 2**63:
                 raise ValueError(kind)
-            if kind in NUMBERS and ("step" not in event or NUMBERS[kind] not in event):
+            if any(name not in event for name in NEEDED.get(kind, ())) or type(event.get("text", "")) is not str:
                 raise ValueError(kind)
             if any(event.get(name) is not None and number(event[name]) is None for name in COLUMNS):
                 raise ValueError(kind)

@@ -51,7 +51,9 @@ def is_orphan(state: dict[str, Any]) -> bool:
     Our own number counts as dead: a restarted container gives it to the new process, which knows its own run anyway.
     """
     pid = state.get("pid")
-    return state.get("state") in LIVE and (type(pid) is not int or pid == os.getpid() or not system.process_lives(pid))
+    if type(pid) is not int or pid == os.getpid() or not system.process_lives(pid):
+        return state.get("state") in LIVE
+    return state.get("state") in LIVE and state.get("born") not in (None, system.process_birth(pid))
 
 
 def is_elsewhere(state: dict[str, Any]) -> bool:

@@ -59,6 +59,15 @@ def resumed_config(
     return config
 
 
+def is_run(folder: Path) -> bool:
+    """Tell whether a folder is a run's, and not one of a model that has a `config.json` of its own."""
+    try:
+        TransformerConfig.model_validate_json((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return (folder / "state.json").is_file()
+    return True
+
+
 def stored_config(folder: Path) -> TransformerConfig:
     """Return the settings that a run's folder remembers, or default ones if they cannot be read."""
     try:

@@ -110,7 +110,12 @@ class Run:
     def write_state(self) -> None:
         """Write `state.json`; what cannot be written is logged and lost, for the run matters more."""
         known = ("state", "preset", "name", "error", "step", "max_steps", "started_at")
-        content = {**{name: getattr(self, name) for name in known}, "pid": os.getpid(), "updated_at": time.time()}
+        content = {
+            **{name: getattr(self, name) for name in known},
+            "pid": os.getpid(),
+            "born": system.process_birth(os.getpid()),
+            "updated_at": time.time(),
+        }
         try:
             system.write_atomically(self.folder / "state.json", json.dumps(content).encode())
         except OSError as error:

@@ -15,8 +15,10 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from minigpt import system
+from minigpt.checkpoint import Checkpoint
 from minigpt.config import TransformerConfig
 from minigpt.data import check_text, prepare_text
 from minigpt.errors import ConfigError, DataError, MiniGPTError
@@ -25,7 +27,7 @@ from minigpt.history import replay, to_line
 from minigpt.optim import warm_up
 from minigpt.past import PastRun, describe_run, is_elsewhere, mark_interrupted, open_run, read_state
 from minigpt.presets import DEFAULT_PRESET, PRESETS
-from minigpt.resume import find_checkpoint, resumed_config
+from minigpt.resume import find_checkpoint, is_run, resumed_config
 from minigpt.run import OWN_FILES, Run, State
 from minigpt.saved import SavedCheckpoint, describe
 
@@ -85,8 +87,11 @@ class RunManager:
         try:
             if chosen and (list(folder.glob("*.safetensors")) or any((folder / name).exists() for name in OWN_FILES)):
                 raise ConfigError(f"checkpoint_dir {folder.name!r} holds a run already; its files would be replaced: choose a new folder")
+            if config.vocab_path and Path(config.vocab_path).resolve().parent == folder.resolve():
+                raise ConfigError(f"vocab_path is {config.vocab_path!r}, in the run's own folder: choose a place outside of it")
             folder.mkdir(parents=True, exist_ok=chosen)
             config.checkpoint_dir = str(folder)
+            config.data_path = str(Path(config.data_path).resolve()) if config.data_path else ""  # a resume may begin elsewhere
             if text is not None:
                 system.write_atomically(folder / "own text.txt", text.encode("utf-8", "replace"))
                 config.data_path = str(folder / "own text.txt")
@@ -149,9 +154,12 @@ class RunManager:
             ConfigError: no step is left to make, or a value is out of its range.
             MiniGPTError: another process trains this run, or its folder cannot be written.
         """
-        found = find_checkpoint(place)
-        folder = found.path.parent if place.is_dir() or (place.parent / "config.json").is_file() else None
-        config = resumed_config(found, folder, max_steps=max_steps, learning_rate=learning_rate)
+        with system.exclusive(place if place.is_dir() else place.parent):  # of two processes that resume one run, the second shall see the first
+            return self._reopened(find_checkpoint(place), max_steps=max_steps, learning_rate=learning_rate)
+
+    def _reopened(self, found: Checkpoint, **changes: Any) -> Run:
+        folder = found.path.parent if is_run(found.path.parent) else None
+        config = resumed_config(found, folder, **changes)
         try:
             run = self.create(config, preset="resumed") if folder is None else open_run(_at_rest(folder), config)
             system.sweep_strays(run.folder)
@@ -221,15 +229,17 @@ class RunManager:
         Raises:
             MiniGPTError: there is no such run, another process trains it, or its state cannot be written.
         """
-        name = clean(" ".join(name.split())[:MAX_NAME]) or run_id
-        if (run := self.latest) is not None and run.id == run_id:
-            run.rename(name)
+        name = clean(" ".join(str(name or "").split())[:MAX_NAME]) or run_id
+        if (live := self.active) is not None and live.id == run_id:
+            live.rename(name)
             return
         folder = _at_rest(self._folder(run_id))
         try:
             system.write_atomically(folder / "state.json", json.dumps({**read_state(folder), "name": name}).encode())
         except OSError as error:
             raise MiniGPTError(f"the name cannot be written ({error.strerror}): {CHECK_DISK}") from error
+        if self.latest is not None and self.latest.id == run_id:
+            self.latest.name = name
 
     def delete(self, run_id: str) -> None:
         """Delete a run with all its files.

@@ -8,14 +8,15 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 try:
+    import fcntl
     import resource
 except ModuleNotFoundError:  # Windows
-    resource = None  # type: ignore[assignment]  # the one place that asks is limit_this_process
+    fcntl = resource = None  # type: ignore[assignment]  # the places that ask are limit_this_process and exclusive
 
 STRAY_SUFFIX = ".tmp"
 
@@ -161,6 +162,28 @@ def process_lives(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def process_birth(pid: int) -> str | None:
+    """Return when a process began, so that one to which its number was given again is not taken for it; None where that is not told."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in here with the same folder. Without file locks (Windows) nobody waits."""
+    if fcntl is None or not folder.is_dir():
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def on_termination(handler: Callable[[], None]) -> None:

@@ -296,8 +296,21 @@ def test_an_event_is_one_line_of_strict_json() -> None:
     assert event["note"] == "“two\nlines” \u2028 \r end"
 
 
+PLAYS = {"corpus": "plays", "characters": 100, "vocab_size": 9, "unknown_share": 0.0}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"type": "sample", "step": 1}, {"type": "sample", "step": 1, "text": 5}, {"type": "data"}, {"type": "complete", "step": 1, "val_loss": 2.0}],
+)
+def test_a_row_that_lacks_what_readers_need_is_counted_as_bad(tmp_path: Path, row: dict[str, Any]) -> None:
+    read = read_history(written(tmp_path / "metrics.jsonl", log(1, 2.0), row, log(2, 1.9)))
+    assert read.bad_lines == 1
+    assert read.since({})["train"]["x"] == [1, 2]
+
+
 def test_a_log_file_reads_back_as_it_was_told(tmp_path: Path) -> None:
-    events = [{"type": "status", "phase": "preparing", "message": "…"}, {"type": "data", "corpus": "plays"}, sample(0, "ROMEO:\n“O”\n")]
+    events = [{"type": "status", "phase": "preparing", "message": "…"}, {"type": "data", **PLAYS}, sample(0, "ROMEO:\n“O”\n")]
     events += [log(n, 4 - n / 100) for n in range(1, 50)] + [evaluation(49), log(50, NAN), complete(49, None, "diverged")]
     told_history = told(*events)
     read = read_history(written(tmp_path / "metrics.jsonl", *events))

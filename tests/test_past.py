@@ -4,26 +4,17 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from minigpt import runs
+from minigpt import system
 from minigpt.config import TransformerConfig
 from minigpt.errors import MiniGPTError
 from minigpt.runs import PastRun, Run, RunBusy, RunManager
 
 LIMIT_S = 60.0
-
-
-@pytest.fixture
-def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunManager]:
-    monkeypatch.setattr(runs, "_warm_up", lambda: None)
-    made = RunManager(tmp_path / "home")
-    yield made
-    made.shutdown(LIMIT_S)
 
 
 @pytest.fixture
@@ -179,7 +170,7 @@ def test_a_run_at_work_can_be_renamed_but_neither_deleted_nor_resumed(manager: R
 def test_a_run_of_another_process_is_only_looked_at(manager: RunManager, settings: Any) -> None:
     folder = done(manager, settings(), cut=6).folder
     state = json.loads((folder / "state.json").read_text())
-    (folder / "state.json").write_text(json.dumps({**state, "state": "training", "pid": os.getppid()}))
+    (folder / "state.json").write_text(json.dumps({**state, "state": "training", "pid": os.getppid(), "born": system.process_birth(os.getppid())}))
     assert (manager.past()[0].state, manager.past()[0].resumable) == ("training", False)
     saved = manager.checkpoints()[0]
     acts: list[Any] = [
@@ -189,6 +180,25 @@ def test_a_run_of_another_process_is_only_looked_at(manager: RunManager, setting
         with pytest.raises(MiniGPTError, match="run run is training in another process: stop it there first"):
             act()
     assert saved.path.exists()
+
+
+def test_a_process_to_which_a_dead_one_s_number_was_given_again_is_not_taken_for_it(manager: RunManager, settings: Any) -> None:
+    folder = done(manager, settings(), cut=6).folder
+    state = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps({**state, "state": "training", "pid": os.getppid(), "born": "12"}))
+    assert (manager.past()[0].state, manager.past()[0].resumable) == ("interrupted", True)
+    manager.rename("run", "free again")
+
+
+def test_a_run_that_ended_here_and_trains_elsewhere_is_not_renamed_or_deleted(manager: RunManager, settings: Any) -> None:
+    run = manager.latest = done(manager, settings(), cut=6)
+    state = {**json.loads((run.folder / "state.json").read_text()), "state": "training", "pid": os.getppid()}
+    (run.folder / "state.json").write_text(json.dumps({**state, "born": system.process_birth(os.getppid())}))
+    before = (run.folder / "state.json").read_bytes()
+    for act in (lambda: manager.rename("run", "hello"), lambda: manager.delete("run")):
+        with pytest.raises(MiniGPTError, match="is training in another process"):
+            act()
+    assert (run.folder / "state.json").read_bytes() == before
 
 
 def test_deleting_takes_the_folder_and_nothing_else(manager: RunManager, settings: Any, tmp_path: Path) -> None:

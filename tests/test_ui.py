@@ -25,7 +25,7 @@ from minigpt.optim import get_lr
 from minigpt.presets import PRESETS
 from minigpt.runs import Run, RunManager
 from minigpt.tokenizer import WordTokenizer
-from minigpt.ui import charts, checkpoint_tab, feed, form, shelf, train_tab, words
+from minigpt.ui import charts, checkpoint_tab, feed, form, runs_list, shelf, train_tab, words
 from minigpt.ui.api import Api
 from minigpt.ui.refusals import refusing
 
@@ -42,13 +42,6 @@ DATA = {
 }  # fmt: skip
 SPEECHES = "ROMEO:\nlove\n\nFIRST CITIZEN:\nnight\n"
 NAN, INF = math.nan, math.inf
-
-
-@pytest.fixture
-def manager(tmp_path: Path) -> Iterator[RunManager]:
-    made = RunManager(tmp_path / "home")
-    yield made
-    made.shutdown(LIMIT_S)
 
 
 @pytest.fixture
@@ -1094,3 +1087,14 @@ def test_a_visitor_sees_the_best_of_the_latest_run_first(trained: RunManager) ->
     assert chosen == f"{trained.latest.id}/best"
     assert "best of its run" in verdict
     assert inside.visible
+
+
+def test_the_list_of_runs_trusts_no_tick_and_a_run_that_is_gone_leaves_its_place(manager: RunManager, tiny_text: str) -> None:
+    run = manager.create(PRESETS["quick"].config(**TINY), preset="quick", text=tiny_text)
+    (runs,) = runs_list.server_functions(manager)
+    answer = json.loads(runs(json.dumps({"slots": [[1], {"a": 1}, None, 7], "draw": True, "run": [1]})))
+    assert run.id in answer["rows"]
+    assert "disabled" not in answer["rows"]
+    assert answer["traces"] == []
+    gone = json.loads(runs(json.dumps({"slots": ["a", "b", "c", "d"]})))
+    assert "disabled" not in gone["rows"]

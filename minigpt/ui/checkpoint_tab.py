@@ -71,7 +71,7 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
                 config = table(settings_table(None), "Settings", max_height=420, elem_id="config", wrap=True, column_widths=widths)
             with gr.Column(scale=5, min_width=260):
                 curve = gr.Plot(charts.as_plot(charts.loss_figure({}, {})), show_label=False, elem_id="curve")
-        writing, asked, text = _writing(manager, chosen, upload)
+        writing, asked, text, writes = _writing(manager, chosen, upload)
         with gr.Accordion("Parameters by block", open=False, elem_id="parts"):
             blocks = gr.Plot(show_label=False, elem_id="blocks")
             parts = table(parts_table(None), "Parameters by block")
@@ -81,7 +81,7 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
             tensors, measuring, work = xray.build_values(manager, chosen, upload)
         with gr.Column() as with_file:
             compared = compare.build(manager, chosen, upload, asked)
-            ready, doomed = takeaway.build(manager, chosen, upload)
+            ready, doomed, prepares = takeaway.build(manager, chosen, upload)
     told = [chosen, verdict, inside, config, curve, parts, kept, tensors, writing, asked[0], text, blocks]
     details = [*told, *measuring, with_file, compared, ready, doomed]
 
@@ -94,7 +94,7 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
         return [listed(manager), *([gr.skip()] * len(details) if current else open_newest(manager))]
 
     # Multiple: always_last would open the first of two quick clicks again, and once would drop the second.
-    latest: dict[str, Any] = {"trigger_mode": "multiple", "cancels": work, **SHOWN}
+    latest: dict[str, Any] = {"trigger_mode": "multiple", "cancels": [work, writes, prepares], **SHOWN}
     listing.select(choose, None, details, **latest)
     tab.select(arrive, chosen, [listing, *details], **SHOWN)
     upload.upload(open_upload, upload, details, **latest)
@@ -104,8 +104,8 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
     return CheckpointTab(listing, details)
 
 
-def _writing(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[gr.Accordion, list[gr.components.Component], gr.Textbox]:
-    """Lay out what makes the chosen model write; return the whole, what it asks for (the prompt first), and the text."""
+def _writing(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[gr.Accordion, list[gr.components.Component], gr.Textbox, Any]:
+    """Lay out what makes the chosen model write; return the whole, what it asks for (the prompt first), the text, and the event that writes."""
     with gr.Accordion("Write with it", open=True, elem_id="write-part") as writing:
         prompt = gr.Textbox(label="Prompt", placeholder="the start of a text; empty takes the model's usual one", lines=2, elem_id="prompt")
         with gr.Row():
@@ -116,8 +116,8 @@ def _writing(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[
         go = gr.Button("Write", variant="primary", elem_id="write")
         text = gr.Textbox(label="Text", lines=8, max_lines=16, interactive=False, buttons=["copy"], elem_id="text")
     asked: list[gr.components.Component] = [prompt, length, temperature, seed]
-    go.click(_writer(manager), [chosen, upload, *asked], text, concurrency_limit=2, **SHOWN)
-    return writing, asked, text
+    writes = go.click(_writer(manager), [chosen, upload, *asked], text, concurrency_limit=2, **SHOWN)
+    return writing, asked, text, writes
 
 
 def open_id(manager: RunManager, chosen: str) -> list[Any]:
@@ -265,6 +265,7 @@ def _kept(metadata: dict[str, Any]) -> pd.DataFrame:
 def _writer(manager: RunManager) -> Any:
     def write_text(chosen: str, upload: str | None, prompt: str, length: float, temperature: float, seed: float) -> Iterator[str]:
         """Yield the text as it grows."""
+        yield prompt or ""  # at once: what has not yielded yet cannot be cancelled
         with refusing("Cannot write"):
             checkpoint = open_any(path_of(manager, chosen, upload))
             ids = checkpoint.tokenizer.encode((prompt or "")[:MAX_PROMPT]) if checkpoint.tokenizer else []

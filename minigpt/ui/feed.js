@@ -148,6 +148,7 @@ async function refresh() {  // what stands around the chart: the list of runs, t
   const [runs, log] = await Promise.all([server.runs(JSON.stringify({ run, slots, draw })), one('#log .rows')?.offsetParent ? server.log_table(run) : null]);
   const { rows, traces } = JSON.parse(runs);
   fill('#runs-table .rows', rows); fill('#log .rows', log);
+  slots = slots.map(id => id && document.getElementById(`tick-${id}`) ? id : null);  // a deleted run leaves its place
   one('#tabs').dataset.can = one('#runs-table [aria-current]')?.dataset.can ?? '';
   if (!traces || laid !== now || chart('loss') !== node) return;
   Plotly.deleteTraces(node, node.data.map((_, index) => index).slice(OVERLAYS));

@@ -153,7 +153,9 @@ def server_functions(manager: RunManager) -> list[Callable[..., str]]:
         """Return the list as HTML and, if asked to draw, the traces of the ticked runs, as JSON."""
         given = feed.parsed(asked)
         slots = given.get("slots")
-        ticked = slots[: len(charts.OVERLAYS)] if isinstance(slots, list) else []
+        listed = {item.id for item in manager.past(10)}  # a run that is gone leaves its place
+        places = slots[: len(charts.OVERLAYS)] if isinstance(slots, list) else []
+        ticked = [slot if isinstance(slot, str) and slot in listed else None for slot in places]
         return json.dumps({
             "rows": rows(manager, ticked, given.get("run")),
             "traces": traces(manager, ticked, given.get("run")) if given.get("draw") is True else None,

@@ -24,8 +24,9 @@ FORMS = [
 CONFIRM = "chosen => confirm(`Delete ${chosen} for good?`) ? chosen : ''"
 
 
-def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[gr.File, gr.Button]:
-    """Lay out the part and wire the downloads; return the file to download and the button that deletes, whose click is the tab's business."""
+def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[gr.File, gr.Button, Any]:
+    """Lay out the part and wire the downloads; return the file to download, the button that deletes, whose click is the tab's business, and the
+    event that prepares."""
     with gr.Accordion("Take it with you", open=False, elem_id="take-part"):
         form = gr.Radio(FORMS, value="", label="Format", elem_id="form")
         with gr.Row():
@@ -35,11 +36,12 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[gr.
 
     def prepare(chosen: str, upload: str | None, form: str) -> Iterator[Any]:
         """Yield the file to download; gradio keeps a copy, so that ours is gone at once."""
+        yield gr.skip()  # at once: what has not yielded yet cannot be cancelled
         with refusing("Cannot be written in this form"), tempfile.TemporaryDirectory() as place:
             yield gr.File(str(packed(path_of(manager, chosen, upload), chosen, form, Path(place))), visible=True)
 
-    go.click(prepare, [chosen, upload, form], ready, concurrency_limit=1, **SHOWN)
-    return ready, delete
+    preparing = go.click(prepare, [chosen, upload, form], ready, concurrency_limit=1, **SHOWN)
+    return ready, delete, preparing
 
 
 def packed(path: Path, chosen: str, form: str, place: Path) -> Path:

@@ -228,7 +228,7 @@ def own_text(source: str, text: str | None, file: bytes | None) -> str | None:
         return decode_text(file)
     if text is None or not text.strip():
         raise DataError("the text is empty; paste at least a page of text, drop a file, or choose Shakespeare")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.encode("utf-8", "replace").decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _starter(manager: RunManager) -> Any:
