@@ -184,9 +184,9 @@ def test_the_status_says_where_a_run_stands(state: str, message: str, left: floa
         (
             "stopped",
             complete(1500, best_step=1000),
-            "Stopped after 2 min and saved. From 2,000 possible next words to about 20; best at step 1,000, saved.",
+            "Stopped after 2 min. From 2,000 possible next words to about 20; best at step 1,000, saved.",
         ),
-        ("stopped", complete(best_val_loss=None), "Stopped after 1 s and saved. "),
+        ("stopped", complete(best_val_loss=None), "Stopped after 1 s and saved."),
         ("stopped", {}, "Stopped before there was a model; nothing was saved."),
         (
             "diverged",

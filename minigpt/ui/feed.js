@@ -7,7 +7,7 @@ const PUSH_LASTS_MS = 2500, SPACE = location.hostname.endsWith('.hf.space') ? 5 
 
 let run = null, life = '', view = {}, samples = [], follow = true, counts = {}, nodes = {}, marks = '', slots = [null, null, null, null], laid = '';
 let started = { until: 0 }, want = new URLSearchParams(location.search).get('run');  // want: a run to look at, whatever the latest is
-let busy = false, misses = 0, polls = 0, pushed = -1e9, pulled = 0, eager = 0, said = '', refreshed = -1e9, filled = {};
+let busy = false, misses = 0, polls = 0, pushed = -1e9, pulled = 0, eager = 0, said = '', refreshed = -1e9, filled = {}, planned = '';
 
 const one = selector => document.querySelector(selector);
 const put = (selector, text) => { const node = one(selector); if (node && node.textContent !== text) node.textContent = text; };
@@ -150,6 +150,7 @@ async function refresh() {  // what stands around the chart: the list of runs, t
   fill('#runs-table .rows', rows); fill('#log .rows', log);
   slots = slots.map(id => id && document.getElementById(`tick-${id}`) ? id : null);  // a deleted run leaves its place
   one('#tabs').dataset.can = one('#runs-table [aria-current]')?.dataset.can ?? '';
+  if (planned !== (planned = `${run} ${view.state}`)) one('#more-steps input')?.dispatchEvent(new Event('input', { bubbles: true }));  // draws this run's extension
   if (!traces || laid !== now || chart('loss') !== node) return;
   Plotly.deleteTraces(node, node.data.map((_, index) => index).slice(OVERLAYS));
   Plotly.addTraces(node, traces);

@@ -92,7 +92,7 @@ def verdict(state: str, complete: Mapping[str, Any], data: Mapping[str, Any], un
     if complete.get("reason") == "early":
         return f"Stopped early after {took}: the validation loss no longer fell. {learned}"
     if state == "stopped":
-        return f"Stopped after {took} and saved. {learned}"
+        return f"Stopped after {took}. {learned}" if learned else f"Stopped after {took} and saved."
     return f"{'This one was done' if state == 'example' else 'Done'} in {took}. {learned}"
 
 

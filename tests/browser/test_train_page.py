@@ -172,7 +172,7 @@ def test_stop_saves_and_the_next_run_needs_no_reload(page: Page, server: Server)
     ended = wait_state(page, *ENDED)
     assert ended["state"] == "stopped"
     assert ended["run"] == view["run"]
-    expect(story(page)).to_have_text(re.compile(r"^Stopped after \d+ s and saved\. From 2,000 possible next words to about "))
+    expect(story(page)).to_have_text(re.compile(r"^Stopped after \d+ s\. From 2,000 possible next words to about "))
     for name in ("last", "best"):
         metadata = our_metadata(read_header(server.home / view["run"] / f"{name}.safetensors"))
         assert metadata["val_loss"] > 0
