@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import math
 import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,7 +22,8 @@ from torch import Tensor
 import minigpt
 from minigpt.config import TransformerConfig, parse_config
 from minigpt.errors import CheckpointError, ConfigError
-from minigpt.header import our_metadata, read_header
+from minigpt.events import finite
+from minigpt.header import number, our_metadata, read_header
 from minigpt.model import MiniGPT, rotary_tables
 from minigpt.optim import AnyOptimizer
 from minigpt.system import write_atomically
@@ -100,7 +100,7 @@ def save_checkpoint(
         "config": config.model_dump(exclude=LOCAL_FIELDS),
         "tokenizer": tokenizer.to_json() if tokenizer is not None else None,
         "step": step,
-        "val_loss": _finite(val_loss),
+        "val_loss": finite(val_loss),
         "parameters": model.count_parameters(),
         "tied": {"head.weight": "embedding.weight"},
         "versions": {"minigpt": minigpt.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
@@ -116,10 +116,6 @@ def restate_checkpoint(path: Path, **facts: Any) -> None:
     metadata = our_metadata(read_header(path)) or {}
     header = {"format": "pt", "minigpt": json.dumps({**metadata, **facts}, allow_nan=False, ensure_ascii=False)}
     write_atomically(path, pack_tensors(load_tensors(path.read_bytes()), metadata=header))
-
-
-def _finite(value: float | None) -> float | None:
-    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
@@ -168,13 +164,13 @@ def read_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> Che
     tokenizer = TOKENIZERS[config.tokenizer]().from_json(stored) if isinstance(stored, str) else None
     if tokenizer is not None and tokenizer.vocab_size != config.vocab_size:
         raise CheckpointError(f"the tokenizer in this file has {tokenizer.vocab_size} tokens; the model knows {config.vocab_size}")
-    step, val_loss = metadata.get("step"), metadata.get("val_loss")
+    step = metadata.get("step")
     return Checkpoint(
         model=model.to(device).eval(),
         tokenizer=tokenizer,
         config=config,
         step=step if type(step) is int and step >= 0 else 0,
-        val_loss=float(val_loss) if isinstance(val_loss, int | float) and not isinstance(val_loss, bool) else None,
+        val_loss=number(metadata.get("val_loss")),
         metadata=metadata,
         state={name: value for name, value in tensors.items() if not name.startswith("model.")},
     )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import minigpt
 from minigpt import system
-from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError
+from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError, naming
 from minigpt.stopper import Stopper
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from minigpt.runs import Run
 
 PROGRAM = "python -m minigpt"
-WEIGHTS = ("best.safetensors", "model.safetensors", "pytorch_model.bin", "ckpt.pt")  # what to look at in a folder
 HELP = f"""usage: {PROGRAM} COMMAND ...
 
 Train a small language model, look inside a checkpoint, let one write.
@@ -217,17 +216,18 @@ def inspect_command(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--tensors", action="store_true", help="also read all values: extremes, mean, standard deviation, zeros of each tensor")
     options = parser.parse_args(arguments)
-    if options.file.is_dir():
-        options.file = next((file for name in WEIGHTS if (file := options.file / name).is_file()), options.file)
     from minigpt.inspection import inspect_safely
+    from minigpt.inspection.recognise import weights_in
     from minigpt.progress import description, tensor_lines
 
-    try:
-        report = _on_the_hub(options.file) or inspect_safely(options.file)
-    except CheckpointError as error:
-        if options.json:
-            print(json.dumps({"error": str(error)}))
-        raise CheckpointError(f"{options.file}: {error}") from None
+    options.file = weights_in(_best_in(options.file))
+    with naming(options.file):
+        try:
+            report = _on_the_hub(options.file) or inspect_safely(options.file)
+        except CheckpointError as error:
+            if options.json:
+                print(json.dumps({"error": str(error)}))
+            raise
     found: Iterable[TensorStatistics] = ()
     if options.tensors and options.file.exists():  # of a model on the Hub no values are fetched
         from minigpt.inspection.measuring import measure_safely
@@ -258,18 +258,15 @@ def generate_command(arguments: Sequence[str]) -> int:
 
     request = parse_generate(Parser(prog=f"{PROGRAM} generate", allow_abbrev=False), arguments)
     path = _best_in(request.checkpoint)
-    try:
+    with naming(path):
         if not path.is_dir():
             inspect_safely(path, scan=False)  # what is no checkpoint is refused before torch is waited for
         from minigpt.foreign import open_any
 
         checkpoint = open_any(path)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from None
     import torch
 
-    from minigpt.config import UNK
-    from minigpt.generate import first_id, generate, usual_prompt
+    from minigpt.generate import first_id, generate, unknown, usual_prompt
 
     for note in checkpoint.notes:
         complain(note)
@@ -280,8 +277,8 @@ def generate_command(arguments: Sequence[str]) -> int:
         raise CheckpointError(f'{path}: it holds no tokenizer, so its model reads and writes numbers of tokens: try --ids "{known - 1}"')
     if not ids and tokenizer is not None:
         ids = tokenizer.encode(request.prompt if request.prompt is not None else usual_prompt(tokenizer)) or [first_id(tokenizer)]
-        if UNK in tokenizer.never_written and (unknown := ids.count(UNK)):
-            complain(f"{unknown} of the prompt's {len(ids)} tokens are not in this model's vocabulary; it reads them as <unk>")
+        if remark := unknown(tokenizer, ids):
+            complain(remark)
     never = tokenizer.never_written if tokenizer is not None else ()
     draw = torch.Generator().manual_seed(request.seed)
     ids += generate(checkpoint.model, ids, request.max_tokens, temperature=request.temperature, top_k=request.top_k, generator=draw, never=never)
@@ -314,10 +311,8 @@ def export_command(arguments: Sequence[str]) -> int:
     from minigpt.export import export
 
     path = _best_in(options.checkpoint)
-    try:
+    with naming(path):
         files = export(path, options.folder, options.to)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from None
     print("\n".join(map(str, files)))
     return 0
 

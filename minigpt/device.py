@@ -12,9 +12,9 @@ import torch
 from minigpt.config import TransformerConfig, parameter_count
 from minigpt.errors import ConfigError
 from minigpt.model import MiniGPT
+from minigpt.optim import gains_by_bfloat16
 
 WORTH_IT = 1.3  # a second thread must speed a step up by this much, for it is taken from the page and from everybody else
-WIDE = 64  # from this width on, products in bfloat16 gain more than the conversion costs
 TOO_SMALL_FOR_TWO = 2e8  # parameters times tokens of a step, below which a second thread has never helped
 
 
@@ -33,14 +33,10 @@ def choose_device(config: TransformerConfig) -> torch.device:
 
 
 def choose_precision(config: TransformerConfig, device: torch.device) -> Literal["float32", "bfloat16"]:
-    """Return the type of matrix products asked for, or with `auto` the faster one.
-
-    It is known by the hardware and not timed, so that equal settings give equal runs on one machine.
-    """
+    """Return the type of matrix products asked for, or with `auto` the faster one."""
     if config.precision != "auto":
         return config.precision
-    has_units = device.type == "cuda" or (device.type == "cpu" and torch.cpu.get_capabilities().get("avx512_bf16", False))
-    return "bfloat16" if has_units and config.d_model >= WIDE else "float32"
+    return "bfloat16" if gains_by_bfloat16(device, config.d_model) else "float32"
 
 
 def choose_threads(config: TransformerConfig, device: torch.device, stop_event: threading.Event | None = None) -> int:

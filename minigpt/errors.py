@@ -4,6 +4,10 @@ A message says what is wrong, the value found, what is allowed and what to do. T
 page and of the command line; nothing here prints.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class MiniGPTError(Exception):
     """Base of every error whose message may be shown to a person as it stands."""
@@ -23,3 +27,12 @@ class CheckpointError(MiniGPTError):
 
 class RunStopped(MiniGPTError):  # noqa: N818  not a fault: the run was asked to end
     """A stop was asked for before there was a model to return."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put a file's name before what is wrong with it."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None

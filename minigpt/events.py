@@ -12,49 +12,43 @@ from typing import Any, Literal, NotRequired, TypedDict
 Reason = Literal["finished", "stopped", "early", "diverged"]
 
 
-class LogEvent(TypedDict):
+class _Progress(TypedDict):
+    step: int
+    max_steps: int
+    elapsed: float
+
+
+class _Scores(_Progress):
+    val_loss: float | None
+    val_perplexity: float | None
+    best_val_loss: float | None
+    best_step: NotRequired[int]
+    val_tokens: NotRequired[int]
+    val_tokens_total: NotRequired[int]
+
+
+class LogEvent(_Progress):
     """One line of the training log: the loss of the batch that made update `step`, before that update."""
 
     type: Literal["log"]
-    step: int
-    max_steps: int
     loss: float
     perplexity: float
     lr: float
     grad_norm: float
-    elapsed: float
     tokens_per_s: NotRequired[float]
 
 
-class EvalEvent(TypedDict):
+class EvalEvent(_Scores):
     """A validation result after `step` updates; `val_tokens` of `val_tokens_total` targets were scored."""
 
     type: Literal["eval"]
-    step: int
-    max_steps: int
-    val_loss: float
-    val_perplexity: float
-    best_val_loss: float
-    elapsed: float
-    best_step: NotRequired[int]
-    val_tokens: NotRequired[int]
-    val_tokens_total: NotRequired[int]
 
 
-class CompleteEvent(TypedDict):
+class CompleteEvent(_Scores):
     """The last event of a run. `val_loss` is None when a second stop skipped the final evaluation."""
 
     type: Literal["complete"]
-    step: int
-    max_steps: int
-    val_loss: float | None
-    val_perplexity: float | None
-    best_val_loss: float | None
-    elapsed: float
     reason: Reason
-    best_step: NotRequired[int]
-    val_tokens: NotRequired[int]
-    val_tokens_total: NotRequired[int]
 
 
 class StatusEvent(TypedDict):
@@ -94,13 +88,10 @@ class SampleEvent(TypedDict):
     text: str
 
 
-class ResumeEvent(TypedDict):
+class ResumeEvent(_Progress):
     """A run goes on from a checkpoint of `step` updates; what was said of later steps no longer holds."""
 
     type: Literal["resume"]
-    step: int
-    max_steps: int
-    elapsed: float
 
 
 Event = LogEvent | EvalEvent | CompleteEvent | StatusEvent | DataEvent | SampleEvent | ResumeEvent
@@ -111,6 +102,11 @@ AnyEvent = Mapping[str, Any]  # an event read back from a file, whose kind is no
 def perplexity(loss: float) -> float:
     """Turn a loss in nats into the number of equally likely choices it stands for, capped so that it never overflows."""
     return math.exp(min(loss, 20.0))
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number as JSON can say it: None if it is not finite."""
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 class StopSignal(threading.Event):

@@ -21,22 +21,19 @@ from minigpt.errors import CheckpointError
 from minigpt.export import their_names
 from minigpt.header import clean, read_header, strict_json
 from minigpt.inspection import inspect_safely
-from minigpt.inspection.recognise import FLOATS
+from minigpt.inspection.meaning import SETTINGS, bare_name
+from minigpt.inspection.recognise import FLOATS, WEIGHTS, weights_in
 from minigpt.inspection.values import Values, open_values
 from minigpt.model import RMS_EPS, ROPE_THETA, FeedForward, MiniGPT, rotary_tables
 from minigpt.tokenizer import OtherTokenizer
 
-FILES = ("model.safetensors", "pytorch_model.bin", "ckpt.pt")  # what a folder's weights are called
 _EMBEDDINGS = {"embedding.weight": "", "wte.weight": "gpt2", "embed_tokens.weight": "modern"}  # by which a family is known; the first is our own
-_WRAPPERS = re.compile(r"^(?:(?:_orig_mod|_forward_module|module|model|transformer|net|gpt)\.)+")  # of torch.compile, DDP, Lightning, transformers
 _SPELLINGS = (  # of small trainers, for names of GPT-2
     (r"^tok(en)?_emb(edding)?\.", "wte."), (r"^pos(ition)?_emb(edding)?\.", "wpe."), (r"^(ln|norm|ln_final)\.", "ln_f."), (r"^head\.", "lm_head."),
     (r"^blocks\.", "h."), (r"\.(ln|norm)([12])\.", r".ln_\2."), (r"\.attn\.qkv\.", ".attn.c_attn."), (r"\.(attn|mlp)\.proj\.", r".\1.c_proj."),
     (r"\.mlp\.fc\.", ".mlp.c_fc."),
 )  # fmt: skip
 _NO_WEIGHT = re.compile(r"\.attn\.(masked_)?bias$|\.inv_freq$")  # buffers that some versions store
-_HEADS = ("n_head", "n_heads", "num_attention_heads", "num_heads")
-_LENGTH = ("max_position_embeddings", "block_size", "max_seq_len", "context_length")
 _TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 _ALLOWED: dict[str, tuple[object, ...]] = {  # settings under which our model computes the same
     "activation_function": ("gelu", *_TANH), "layer_norm_epsilon": (1e-5,), "scale_attn_weights": (True,), "add_cross_attention": (False,),
@@ -66,9 +63,9 @@ def open_foreign(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: it is no checkpoint, or no model that ours can compute; one sentence for a person.
     """
-    file = next((path / name for name in FILES if (path / name).is_file()), path)
+    file = weights_in(path)
     if file.is_dir():
-        raise CheckpointError(f"this folder holds no weights; they would be called {' or '.join(FILES)}")
+        raise CheckpointError(f"this folder holds no weights; they would be called {' or '.join(WEIGHTS)}")
     report = inspect_safely(file, scan=False)
     if odd := next((tensor for tensor in report.tensors if tensor.dtype not in FLOATS and not _NO_WEIGHT.search(tensor.name)), None):
         raise CheckpointError(f"tensor {clean(odd.name, 60)} is of {odd.dtype}; only floats can be put into a model here")
@@ -113,12 +110,12 @@ def _config(source: "_Source", settings: Mapping[str, Any]) -> TransformerConfig
     inner = math.prod(source.shape("blocks.0.feed_forward.up.weight")) // max(width, 1)
     sizes = {"vocab_size": vocab_size, "d_model": width, "n_layers": max(numbers, default=-1) + 1, "d_ff": inner}
     usual = 64 if source.arch == "gpt2" else 128
-    if (heads := _number(settings, _HEADS)) is None:
+    if (heads := _number(settings, "n_heads")) is None:
         heads = width // usual if width % usual == 0 else 0
         source.notes.append(f"assumed {heads} {'head' if heads == 1 else 'heads'}, each {usual} wide: the file does not say")
     if source.arch == "gpt2":
         length: int | None = math.prod(source.shape("positions.weight")) // max(width, 1)
-    elif (length := _number(settings, _LENGTH)) is None:
+    elif (length := _number(settings, "max_seq_len")) is None:
         length = 2048
         source.notes.append(f"assumed a context of {length:,} tokens: the file does not say")
     if heads < 1 or width % (heads * (2 if source.arch == "modern" else 1)):
@@ -131,10 +128,10 @@ def _config(source: "_Source", settings: Mapping[str, Any]) -> TransformerConfig
         raise CheckpointError(f"a model of this size cannot be used here: {sentences(error)[0]}"[:300]) from None
 
 
-def _number(settings: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    """Return a whole number by any of its names, also from settings one level down, as Lightning keeps them."""
+def _number(settings: Mapping[str, Any], setting: str) -> int | None:
+    """Return a whole number by any of a setting's names, also from settings one level down, as Lightning keeps them."""
     levels = [settings, *(inner for inner in settings.values() if isinstance(inner, dict))]
-    return next((value for level in levels for name in names if type(value := level.get(name)) is int), None)
+    return next((value for level in levels for name in SETTINGS[setting][1] if type(value := level.get(name)) is int), None)
 
 
 def _set_kind(model: MiniGPT, source: "_Source", settings: Mapping[str, Any]) -> None:
@@ -163,7 +160,7 @@ class _Source:
     def __init__(self, values: Values, notes: list[str]) -> None:
         self.values, self.notes = values, notes
         self.used: set[str] = set()
-        self.names = {_WRAPPERS.sub("", name): name for name in values.names if not _NO_WEIGHT.search(name)}
+        self.names = {bare_name(name): name for name in values.names if not _NO_WEIGHT.search(name)}
         if not _EMBEDDINGS.keys() & self.names.keys():
             for pattern, spelling in _SPELLINGS:
                 self.names = {re.sub(pattern, spelling, plain): name for plain, name in self.names.items()}

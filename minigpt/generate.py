@@ -1,5 +1,6 @@
 """Write text with a model, one token at a time. Draws from an own generator, so that it never disturbs a run's randomness."""
 
+import re
 import threading
 from collections.abc import Iterator
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from minigpt.config import BOS, EOS, PAD, UNK
+from minigpt.errors import CheckpointError
 from minigpt.model import Cache, MiniGPT
 from minigpt.tokenizer import TextTokenizer
 
@@ -71,7 +73,7 @@ def _draw(logits: Tensor, temperature: float, top_k: int, generator: torch.Gener
 
 def write(
     model: MiniGPT,
-    tokenizer: TextTokenizer,
+    tokenizer: TextTokenizer | None,
     prompt: str,
     max_tokens: int,
     *,
@@ -79,15 +81,40 @@ def write(
     top_k: int = 50,
     seed: int = 0,
 ) -> Iterator[str]:
-    """Yield the text so far after each new token: the prompt as it was given, then what follows. An empty prompt starts from a line break."""
+    """Yield the text so far after each new token: the prompt as it was given, then what follows. An empty prompt starts from a line break.
+
+    Without a tokenizer prompt and text are ids of tokens, apart by spaces.
+
+    Raises:
+        CheckpointError: the prompt is no list of ids where one is needed.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if tokenizer is None:
+        ids = _ids_in(prompt or "0", model.config.vocab_size)
+        for index in generate(model, ids, max_tokens, temperature=temperature, top_k=top_k, generator=generator, never=()):
+            ids.append(index)
+            yield " ".join(map(str, ids))
+        return
     prompt = prompt.encode("utf-8", "replace").decode()  # half a character cannot be read
     ids = tokenizer.encode(prompt) or [first_id(tokenizer)]
     start, read = prompt.rstrip(), len(tokenizer.decode(ids).rstrip())  # a word that the vocabulary lacks is read as unknown, yet shown as typed
-    generator = torch.Generator().manual_seed(seed)
     never = tokenizer.never_written
     for index in generate(model, ids, max_tokens, temperature=temperature, top_k=top_k, generator=generator, never=never):
         ids.append(index)
         yield start + tokenizer.decode(ids)[read:]
+
+
+def _ids_in(prompt: str, vocab_size: int) -> list[int]:
+    ids = [int(word) if word.isdecimal() else -1 for word in re.split(r"[\s,]+", prompt.strip())]
+    if not all(0 <= index < vocab_size for index in ids):
+        raise CheckpointError(f"the prompt must be ids from 0 to {vocab_size - 1:,}, such as 1 2 3, because this file holds no vocabulary")
+    return ids
+
+
+def unknown(tokenizer: TextTokenizer, ids: list[int]) -> str:
+    """Say how much of a prompt is not in the vocabulary, if anything is."""
+    count = ids.count(UNK) if UNK in tokenizer.never_written else 0
+    return f"{count} of the prompt's {len(ids)} tokens are not in this model's vocabulary; it reads them as <unk>" if count else ""
 
 
 def sample(model: MiniGPT, tokenizer: TextTokenizer, seed: int, stop_event: threading.Event | None = None) -> tuple[str, str] | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from minigpt.errors import CheckpointError
 
@@ -128,6 +128,14 @@ def our_metadata(header: Header) -> dict[str, object] | None:
     return value
 
 
+def told(path: Path) -> dict[str, Any]:
+    """Return what MiniGPT wrote into the header of the file at `path`; {} if that is nothing, or no file that can be read."""
+    try:
+        return our_metadata(read_header(path)) or {}
+    except CheckpointError:
+        return {}
+
+
 def strict_json(data: bytes | str, what: str) -> object:
     """Parse JSON from a stranger: finite numbers of sane length, no key twice, no nesting that exhausts the stack. A refusal calls it `what`."""
 
@@ -169,6 +177,11 @@ def whole_numbers(value: object) -> tuple[int, ...] | None:
     if isinstance(value, (list, tuple)) and all(type(item) is int and item.bit_length() <= 64 for item in value):
         return tuple(value)
     return None
+
+
+def number(value: object) -> float | None:
+    """Return a number of sane size as a float, and None for anything else, NaN included; `true` does not pass for 1."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63 else None
 
 
 def clean(value: object, limit: int = 200, *, lines: bool = False) -> str:

@@ -7,13 +7,14 @@ import json
 import math
 import threading
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from minigpt.events import AnyEvent
+from minigpt.events import AnyEvent, finite
+from minigpt.header import number
 
 MAX_POINTS = 2000
 SMOOTHING = 0.8
@@ -40,7 +41,7 @@ class Series:
 
     def add(self, x: int, y: float | None) -> None:
         """Append one point."""
-        self._pending.append((x, y if y is not None and math.isfinite(y) else None))
+        self._pending.append((x, finite(y)))
         if len(self._pending) < self._bucket:
             return
         self._extend(_extremes(self._pending))
@@ -90,7 +91,6 @@ class History:
         self._lock = threading.Lock()
         self.series = {name: Series() for name in SERIES_NAMES}
         self.samples: list[dict[str, Any]] = []
-        self.data: dict[str, Any] = {}
         self.last: dict[str, dict[str, Any]] = {}  # the latest event of each kind
         self.bad_lines = 0
         self._columns = {name: array("d") for name in COLUMNS}
@@ -108,8 +108,6 @@ class History:
                 self._validated(event)
             elif kind == "sample":
                 self.samples.append(dict(event))
-            elif kind == "data":
-                self.data = dict(event)
             if kind == "complete":
                 for series in self.series.values():
                     series.flush()
@@ -160,7 +158,7 @@ class History:
             series = self.series[name]
             return series.y[series.x.index(step)] if step in series.x else None
 
-    def since(self, have: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    def since(self, have: Mapping[str, Sequence[int]]) -> dict[str, Any]:
         """Return what a reader lacks of each series, given its (epoch, count) by name."""
         with self._lock:
             return {name: series.since(*have.get(name, (-1, 0))) for name, series in self.series.items()}
@@ -177,8 +175,13 @@ class History:
             return {
                 "series": {name: {"x": list(series.x), "y": [_short(y) for y in series.y]} for name, series in self.series.items()},
                 "samples": [dict(sample) for sample in self.samples],
-                "data": dict(self.data),
+                "data": dict(self.last.get("data", {})),
             }
+
+
+def reached(series: Mapping[str, Mapping[str, Any]]) -> dict[str, list[int]]:
+    """Return [epoch, count] of each series for a reader who took in what `History.since` returned."""
+    return {name: [part["e"], part["i"] + len(part["x"])] for name, part in series.items()}
 
 
 def curves(stored: object) -> dict[str, tuple[list[int], list[float | None]]]:
@@ -189,8 +192,8 @@ def curves(stored: object) -> dict[str, tuple[list[int], list[float | None]]]:
     for name in SERIES_NAMES:
         curve = stored.get(name)
         x, y = (curve.get("x"), curve.get("y")) if isinstance(curve, dict) else (None, None)
-        if isinstance(x, list) and isinstance(y, list) and len(x) == len(y) <= 2 * MAX_POINTS and all(_is_number(v) for v in x):
-            found[name] = ([int(v) for v in x], [float(v) if _is_number(v) else None for v in y])
+        if isinstance(x, list) and isinstance(y, list) and len(x) == len(y) <= 2 * MAX_POINTS and None not in map(number, x):
+            found[name] = ([int(v) for v in x], list(map(number, y)))
     return found
 
 
@@ -200,10 +203,10 @@ def replay(stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     A loss measured at the end of the run is left out: it is of more text than the `checks` on the way, and would be a jag in the curve.
     """
     checks = stored.get("checks")
-    checked = checks["val_step"] if isinstance(checks, dict) and _is_number(checks.get("val_step")) else math.inf
+    checked = number(checks.get("val_step")) if isinstance(checks, dict) else None
     points = {name: dict(zip(*curve, strict=True)) for name, curve in curves(stored.get("series")).items()}
     rows = [("log", step, {key: points[name].get(step) for name, key in SERIES.items() if name in points}) for step in points.get("train", {})]
-    rows += [("eval", step, {"val_loss": loss}) for step, loss in points.get("val", {}).items() if step <= checked]
+    rows += [("eval", step, {"val_loss": loss}) for step, loss in points.get("val", {}).items() if checked is None or step <= checked]
     yield from ({"type": kind, "step": step, **values} for kind, step, values in sorted(rows, key=lambda row: row[1]))
     samples = stored.get("samples")
     for sample in samples if isinstance(samples, list) else ():
@@ -211,13 +214,9 @@ def replay(stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {**sample, "type": "sample"}
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63  # false for NaN
-
-
 def to_line(event: AnyEvent) -> str:
     """Write an event as one line of JSON; numbers that are not finite become null, which JSON can say."""
-    safe = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in event.items()}
+    safe = {key: finite(value) if isinstance(value, float) else value for key, value in event.items()}
     return json.dumps(safe, ensure_ascii=False, allow_nan=False)
 
 
@@ -243,7 +242,7 @@ def read_history(path: Path) -> History:
                 raise ValueError(kind)
             if any(name not in event for name in NEEDED.get(kind, ())) or type(event.get("text", "")) is not str:
                 raise ValueError(kind)
-            if any(event.get(name) is not None and not _is_number(event[name]) for name in COLUMNS):
+            if any(event.get(name) is not None and number(event[name]) is None for name in COLUMNS):
                 raise ValueError(kind)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             bad += 1

@@ -10,8 +10,7 @@ from typing import Any
 from minigpt import system
 from minigpt.checkpoint import NAMES
 from minigpt.config import TransformerConfig
-from minigpt.errors import CheckpointError
-from minigpt.header import our_metadata, read_header
+from minigpt.header import number, told
 from minigpt.history import read_history
 from minigpt.resume import stored_config
 from minigpt.run import ENDED, LIVE, Run, State
@@ -73,21 +72,22 @@ def mark_interrupted(folder: Path) -> None:
 
 def describe_run(folder: Path) -> PastRun:
     """Read one run's line of the list from its state and the header of its newest readable checkpoint."""
-    state, header = read_state(folder), _newest_header(folder)
+    state = read_state(folder)
+    header = next(filter(None, (told(folder / f"{name}.safetensors") for name in NAMES)), {})
     stored = state.get("state")
     return PastRun(
         id=folder.name,
         name=str(state.get("name") or folder.name)[:60],
         preset=str(state.get("preset", "")),
         state="interrupted" if is_orphan(state) or stored not in (*LIVE, *ENDED) else stored,
-        step=int(_number(header.get("step", state.get("step"))) or 0),
-        max_steps=int(_number(header.get("max_steps", state.get("max_steps"))) or 0),
-        val_loss=_number(header.get("val_loss")),
-        best_val_loss=_number(header.get("best_val_loss")),
-        started_at=_number(state.get("started_at")) or 0.0,
+        step=int(number(header.get("step", state.get("step"))) or 0),
+        max_steps=int(number(header.get("max_steps", state.get("max_steps"))) or 0),
+        val_loss=number(header.get("val_loss")),
+        best_val_loss=number(header.get("best_val_loss")),
+        started_at=number(state.get("started_at")) or 0.0,
         error=str(state.get("error", "")),
         resumable="optimizer_groups" in header and not is_elsewhere(state),
-        parameters=int(count) if (count := _number(header.get("parameters"))) is not None else None,
+        parameters=int(count) if (count := number(header.get("parameters"))) is not None else None,
     )
 
 
@@ -104,17 +104,3 @@ def open_run(folder: Path, config: TransformerConfig | None = None) -> Run:
         run.life = "past"  # the same however often the folder is read: what stands there only grows
         run.ended.set()
     return run
-
-
-def _newest_header(folder: Path) -> dict[str, Any]:
-    for name in NAMES:
-        try:
-            if (metadata := our_metadata(read_header(folder / f"{name}.safetensors"))) is not None:
-                return metadata
-        except (OSError, CheckpointError):
-            continue
-    return {}
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63 else None

@@ -23,7 +23,7 @@ from minigpt.config import TransformerConfig
 from minigpt.data import check_text, prepare_text
 from minigpt.errors import ConfigError, DataError, MiniGPTError
 from minigpt.header import clean
-from minigpt.history import History, replay, to_line
+from minigpt.history import replay, to_line
 from minigpt.optim import warm_up
 from minigpt.past import PastRun, describe_run, is_elsewhere, mark_interrupted, open_run, read_state
 from minigpt.presets import DEFAULT_PRESET, PRESETS
@@ -222,11 +222,6 @@ class RunManager:
             return _opened(folder, _modified(folder / "metrics.jsonl"), _modified(folder / "state.json"))
         except (MiniGPTError, OSError):
             return None
-
-    def history(self, run_id: str) -> History:
-        """Return all that a run has said; damaged lines of its file are counted in `bad_lines`. Empty if there is no such run."""
-        run = self.run(run_id)
-        return History() if run is None else run.history
 
     def rename(self, run_id: str, name: str) -> None:
         """Give a run a name to be shown, cleaned and cut to 60 characters; an empty one takes the name away.

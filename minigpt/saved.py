@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from minigpt.errors import CheckpointError
-from minigpt.header import our_metadata, read_header
+from minigpt.header import number, told
 
 
 @dataclass(frozen=True)
@@ -29,18 +28,10 @@ class SavedCheckpoint:
 def describe(path: Path, run: str, kind: Literal["best", "last", "example"]) -> SavedCheckpoint | None:
     """Read one file's line of the list, or None if there is no readable checkpoint of ours."""
     try:
-        metadata = our_metadata(read_header(path))
-        status = path.stat()
-    except (OSError, CheckpointError):
+        metadata, status = told(path), path.stat()
+    except OSError:
         return None
-    if metadata is None:
+    if not metadata:
         return None
-    return SavedCheckpoint(run, kind, path, _whole(metadata.get("step")), _real(metadata.get("val_loss")), status.st_size, status.st_mtime)
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _real(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    step = metadata.get("step")
+    return SavedCheckpoint(run, kind, path, step if type(step) is int else None, number(metadata.get("val_loss")), status.st_size, status.st_mtime)

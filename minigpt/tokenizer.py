@@ -180,7 +180,7 @@ class OtherTokenizer(TextTokenizer):
         """
         try:
             self._tokenizer = Tokenizer.from_str(text)
-        except Exception as error:
+        except Exception as error:  # the library raises nothing narrower
             raise CheckpointError("tokenizer.json is not a tokenizer of the tokenizers library") from error
         is_like_ours = all(self.id_of(token) == index for index, token in enumerate(SPECIAL_TOKENS))
         self.never_written = TextTokenizer.never_written if is_like_ours else ()

@@ -20,7 +20,7 @@ from minigpt.data import ValLoader, prepare_text
 from minigpt.device import choose_device, choose_precision, choose_threads
 from minigpt.errors import CheckpointError
 from minigpt.evaluation import evaluate
-from minigpt.events import Callback, CompleteEvent, DataEvent, EvalEvent, Event, Reason, StopSignal, perplexity
+from minigpt.events import Callback, CompleteEvent, DataEvent, EvalEvent, Event, Reason, StopSignal, finite, perplexity
 from minigpt.generate import sample, sample_time
 from minigpt.history import History
 from minigpt.model import MiniGPT
@@ -223,8 +223,7 @@ class Trainer:
         if (written := sample(self.model, self.tokenizer, self.config.seed, stop)) is None:
             return
         loss = self.val_loss if self.val_step == self.step else self.history.smoothed_loss
-        known = loss if loss is not None and math.isfinite(loss) else None
-        self.emit({"type": "sample", "step": self.step, "elapsed": self.elapsed, "loss": known, "prompt": written[0], "text": written[1]})
+        self.emit({"type": "sample", "step": self.step, "elapsed": self.elapsed, "loss": finite(loss), "prompt": written[0], "text": written[1]})
 
     def save(self, name: str) -> None:
         """Write `name`.safetensors in the run's folder; the file that was `last` stays as `previous`."""
@@ -240,7 +239,7 @@ class Trainer:
         """Return what a checkpoint tells beyond weights and settings."""
         return {
             "val_step": max(self.val_step, 0),
-            "best_val_loss": self.best_val_loss if math.isfinite(self.best_val_loss) else None,
+            "best_val_loss": finite(self.best_val_loss),
             "best_step": self.best_step,
             "max_steps": self.max_steps,
             "elapsed": self.elapsed,
@@ -253,9 +252,8 @@ class Trainer:
 
     def standing(self) -> dict[str, Any]:
         """Return what the checks on the way have found, by which best and patience go on after a resume."""
-        found = {"val_loss": self.val_loss, "best_val_loss": self.best_val_loss}
-        losses = {name: value if math.isfinite(value) else None for name, value in found.items()}
-        return {**losses, "val_step": self.val_step, "best_step": self.best_step, "without_best": self.without_best}
+        found = {"val_loss": finite(self.val_loss), "best_val_loss": finite(self.best_val_loss)}
+        return {**found, "val_step": self.val_step, "best_step": self.best_step, "without_best": self.without_best}
 
     def tolerant_save(self, name: str) -> None:
         """Save, but let the run go on if the disk refuses: the older file is unharmed, and the end of the run tries again."""
@@ -318,9 +316,9 @@ class Trainer:
         return {
             "step": self.step,
             "max_steps": self.max_steps,
-            "val_loss": loss if measured else None,
+            "val_loss": finite(loss),
             "val_perplexity": perplexity(loss) if measured else None,
-            "best_val_loss": self.best_val_loss if math.isfinite(self.best_val_loss) else None,
+            "best_val_loss": finite(self.best_val_loss),
             "best_step": self.best_step,
             "elapsed": self.elapsed,
             "val_tokens": loader.targets if measured else 0,

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,6 +22,9 @@ _home = tempfile.TemporaryDirectory(prefix="minigpt-tests-")
 os.environ["MINIGPT_HOME"] = _home.name
 
 from minigpt.config import TransformerConfig  # noqa: E402  the environment comes first
+
+if TYPE_CHECKING:
+    from minigpt.runs import RunManager
 
 TIMEOUT_S = 120.0
 ConfigFactory = Callable[..., TransformerConfig]
@@ -80,6 +83,17 @@ def tiny_config(tmp_path: Path, tiny_text: str) -> ConfigFactory:
         return TransformerConfig(**{**settings, **changes})
 
     return make
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["RunManager"]:
+    """Return a manager with a home of its own, which fetches nothing and whose run is stopped at the end."""
+    from minigpt import runs
+
+    monkeypatch.setattr(runs, "_warm_up", lambda: None)
+    made = runs.RunManager(tmp_path / "home")
+    yield made
+    made.shutdown(60.0)
 
 
 @pytest.fixture(autouse=True)

@@ -192,7 +192,7 @@ def test_an_empty_history_has_an_empty_table() -> None:
 def test_samples_data_and_the_latest_of_each_kind_are_kept() -> None:
     data = {"type": "data", "corpus": "plays", "vocab_size": 60}
     history = told(data, sample(0, "noise"), sample(5, "verse"), log(1), log(2))
-    assert history.data == data
+    assert history.last["data"] == data
     assert [entry["text"] for entry in history.samples] == ["noise", "verse"]
     assert history.last["log"]["step"] == 2
 
@@ -317,7 +317,7 @@ def test_a_log_file_reads_back_as_it_was_told(tmp_path: Path) -> None:
     assert read.bad_lines == 0
     assert read.since({}) == told_history.since({})
     assert read.samples == told_history.samples
-    assert read.data == told_history.data
+    assert read.last["data"] == told_history.last["data"]
     assert read.last["complete"]["reason"] == "diverged"
     assert read.to_frame().equals(told_history.to_frame())
 

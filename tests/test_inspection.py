@@ -21,7 +21,7 @@ from safetensors.torch import save, save_file
 from minigpt.checkpoint import save_checkpoint
 from minigpt.config import TransformerConfig
 from minigpt.errors import CheckpointError
-from minigpt.inspection import Report, inspect_file, inspect_safely
+from minigpt.inspection import Report, inspect_file, inspect_safely, opening
 from minigpt.inspection.recognise import count_nonfinite
 from minigpt.model import MiniGPT
 
@@ -130,12 +130,12 @@ def own_file(path: Path, **facts: object) -> Path:
 
 
 def test_our_own_file_tells_everything_from_its_header_and_its_checksum_is_verified(tmp_path: Path) -> None:
-    history = [{"type": "log", "step": 1, "loss": 3.0}]
-    path = own_file(tmp_path / "own.safetensors", best_val_loss=2.25, history=history)
+    series = {"train": {"x": [1], "y": [3.0]}}
+    path = own_file(tmp_path / "own.safetensors", best_val_loss=2.25, series=series)
     report = inspect_safely(path)
     assert (report.format, report.made_by, report.step, report.val_loss, report.best_val_loss) == ("minigpt", "MiniGPT", 7, 2.5, 2.25)
     assert report.config["n_layers"] == 2
-    assert report.metadata["history"] == history
+    assert report.metadata["series"] == series
     assert list(report.parameters_by_block)[:3] == ["embedding", "block 0", "block 1"]
     assert report.parameters == report.metadata["parameters"]
     assert not any(tensor.name.startswith(("model.", "optim.", "rng.")) for tensor in report.tensors)
@@ -148,12 +148,12 @@ def test_our_own_file_tells_everything_from_its_header_and_its_checksum_is_verif
 
 
 def test_metadata_of_the_wrong_kind_is_left_out_with_a_warning(tmp_path: Path) -> None:
-    odd = {"history": [1], "samples": {}, "tokenizer": 3, "tied": [], "config": [], "val_loss": -1, "kept": 1}
+    odd = {"series": [1], "data": 2, "samples": {}, "tokenizer": 3, "tied": [], "config": [], "val_loss": -1, "kept": 1}
     (tmp_path / "x.safetensors").write_bytes(save({"model.w": torch.zeros(2)}, metadata={"minigpt": json.dumps(odd)}))
     report = inspect_file(tmp_path / "x.safetensors")
     assert report.metadata == {"val_loss": -1, "kept": 1}
     assert report.val_loss is None
-    assert len([sentence for sentence in report.warnings if sentence.startswith("metadata: ")]) == 5
+    assert len([sentence for sentence in report.warnings if sentence.startswith("metadata: ")]) == 6
 
 
 def test_shared_weights_count_once_and_stored_attention_masks_not_at_all(tmp_path: Path) -> None:
@@ -185,12 +185,15 @@ def test_a_whole_pickled_module_is_refused_with_what_to_do_instead(tmp_path: Pat
         inspect_file(tmp_path / "x.pt")
 
 
-def test_values_are_not_read_above_the_limit_or_on_request_and_the_report_says_so(tmp_path: Path) -> None:
+def test_values_are_not_read_above_the_limit_or_on_request_and_the_report_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = {"wte.weight": torch.full((4, 4), math.nan)}
     torch.save(state, tmp_path / "x.pt")
     save_file(state, tmp_path / "x.safetensors")
     for path in (tmp_path / "x.pt", tmp_path / "x.safetensors"):
-        for report in (inspect_file(path, scan_limit=100), inspect_file(path, scan=False)):
+        with monkeypatch.context() as limited:
+            limited.setattr(opening, "SCAN_LIMIT_BYTES", 100)
+            too_large = inspect_file(path)
+        for report in (too_large, inspect_file(path, scan=False)):
             assert not report.checked
             assert not any("not finite" in sentence for sentence in report.warnings)
             assert any(sentence.startswith("values not checked") for sentence in report.notes)

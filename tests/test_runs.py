@@ -37,14 +37,6 @@ def tiny(**changes: Any) -> TransformerConfig:
     return TransformerConfig(**{**settings, **changes})
 
 
-@pytest.fixture
-def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunManager]:
-    monkeypatch.setattr(runs, "_warm_up", lambda: None)
-    made = RunManager(tmp_path / "home")
-    yield made
-    made.shutdown(LIMIT_S)
-
-
 def until(condition: Callable[[], object]) -> None:
     """Wait for what another thread does."""
     deadline = time.monotonic() + LIMIT_S

@@ -131,6 +131,6 @@ def test_what_cannot_be_opened_is_refused_in_one_sentence(tmp_path: Path, monkey
         finished(tmp_path / "a.pt")
     save_file({"a": torch.ones(4)}, tmp_path / "a.safetensors")
     for program, said in (("print('{\"share\": 1}')", "no usable answer"), ("print('no')", "no usable answer"), ("raise SystemExit(3)", "broke its")):
-        monkeypatch.setattr(sandbox.start_child.__wrapped__, "__defaults__", (program,))  # type: ignore[attr-defined]
+        monkeypatch.setattr(sandbox, "PROGRAM", program)
         with pytest.raises(CheckpointError, match=said):
             finished(tmp_path / "a.safetensors")

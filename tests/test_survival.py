@@ -8,13 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from minigpt import runs, system
+from minigpt import system
 from minigpt import train as module
 from minigpt.checkpoint import read_checkpoint
 from minigpt.history import MAX_POINTS, History, read_history, to_line
@@ -23,14 +23,6 @@ from minigpt.runs import RunManager
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 60.0
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and signals")
-
-
-@pytest.fixture
-def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunManager]:
-    monkeypatch.setattr(runs, "_warm_up", lambda: None)
-    made = RunManager(tmp_path / "home")
-    yield made
-    made.shutdown(LIMIT_S)
 
 
 def crashes(place: Path, mode: str, *numbers: int) -> dict[str, Any]:
@@ -186,7 +178,9 @@ def test_a_damaged_log_keeps_its_good_rows_and_counts_the_bad_ones(kind: str, ma
     content, steps, bad = DAMAGE[kind]
     run = manager.create(tiny_config(checkpoint_dir=str(manager.home / "run")), preset="quick")
     (run.folder / "metrics.jsonl").write_bytes(content)
-    history = RunManager(manager.home).history("run")
+    found = RunManager(manager.home).run("run")
+    assert found is not None
+    history = found.history
     assert (history.series["train"].x, history.bad_lines) == (steps, bad)
     assert history.to_frame()["step"].tolist() == steps
     if kind == "a step told twice":

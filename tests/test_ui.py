@@ -12,13 +12,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from minigpt import runs
+from minigpt import foreign, runs
 from minigpt.checkpoint import save_checkpoint
 from minigpt.cli import Parser
 from minigpt.cli_flags import parse_train
 from minigpt.config import TransformerConfig, extra, fields
 from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError
-from minigpt.history import MAX_POINTS
+from minigpt.foreign import open_any
+from minigpt.history import MAX_POINTS, History
 from minigpt.model import MiniGPT
 from minigpt.optim import get_lr
 from minigpt.presets import PRESETS
@@ -26,6 +27,7 @@ from minigpt.runs import Run, RunManager
 from minigpt.tokenizer import WordTokenizer
 from minigpt.ui import charts, checkpoint_tab, feed, form, runs_list, shelf, train_tab, words
 from minigpt.ui.api import Api
+from minigpt.ui.refusals import refusing
 
 LIMIT_S = 60.0
 TINY: dict[str, Any] = {
@@ -40,13 +42,6 @@ DATA = {
 }  # fmt: skip
 SPEECHES = "ROMEO:\nlove\n\nFIRST CITIZEN:\nnight\n"
 NAN, INF = math.nan, math.inf
-
-
-@pytest.fixture
-def manager(tmp_path: Path) -> Iterator[RunManager]:
-    made = RunManager(tmp_path / "home")
-    yield made
-    made.shutdown(LIMIT_S)
 
 
 @pytest.fixture
@@ -393,14 +388,19 @@ def test_a_preset_s_label_says_how_long_it_takes(preset: str) -> None:
 # Charts
 
 
-@pytest.mark.parametrize("most", [1, 7, 500])
-@pytest.mark.parametrize("count", [0, 1, 2, 7, 8, 499, 500, 501, 1999, 2000])
-def test_thinning_keeps_the_last_point_and_no_more_than_asked(count: int, most: int) -> None:
-    x, y = charts.thin({"train": (list(range(count)), [value * 0.5 for value in range(count)])}, most)["train"]
+@pytest.mark.parametrize("most", [20, 500])
+@pytest.mark.parametrize("count", [0, 1, 2, 19, 20, 21, 499, 500, 501, 1999, 2000])
+def test_thinning_keeps_extremes_gaps_and_the_last_point_and_no_more_than_asked(count: int, most: int) -> None:
+    values: list[float | None] = [value * 0.5 for value in range(count)]
+    odd: dict[int, float | None] = {count // 3: None, count // 2: 9999.0, count // 2 + 1: -9999.0} if count > 2 else {}
+    for place, value in odd.items():
+        values[place] = value
+    x, y = charts.thin({"train": (list(range(count)), values)}, most)["train"]
     assert len(x) == len(y) <= most
-    assert len(x) >= min(count, most // 2)
+    assert len(x) >= min(count, most // 4)
     assert x[-1:] == [*range(count)][-1:]
-    assert y == [value * 0.5 for value in x]
+    assert y == [values[step] for step in x]
+    assert odd.keys() <= set(x)
     assert x == sorted(set(x))
 
 
@@ -507,10 +507,10 @@ class Reader:
 
     @property
     def have(self) -> dict[str, Any]:
-        return {"run": self.run, "series": {name: self.counts.get(name, [-1, 0]) for name in runs.History().series}, "samples": len(self.samples)}
+        return {"run": self.run, "series": {name: self.counts.get(name, [-1, 0]) for name in History().series}, "samples": len(self.samples)}
 
     def take(self, view: Mapping[str, Any]) -> None:
-        view = strict(feed.as_value(dict(view)))
+        view = strict(json.dumps(dict(view)))
         if view["run"] != self.run:
             self.run, self.counts, self.curves, self.samples = view["run"], {}, {}, []
         assert view["first"] <= len(self.samples), "a gap among the samples"
@@ -693,7 +693,7 @@ def test_a_run_that_diverged_is_told_with_the_step_and_in_json(run: Run) -> None
     run.record(log(1))
     run.record(log(2, NAN, grad_norm=NAN))
     end(run, step=1, val_loss=None, best_val_loss=None, reason="diverged")
-    view = strict(feed.as_value(feed.run_view(run, {})))
+    view = strict(json.dumps(feed.run_view(run, {})))
     assert (view["live"], view["state"], view["bad"], view["empty"]) == (False, "diverged", 2, False)
     assert "at step 2." in view["story"]
     assert "Try a learning rate of 0.01" in view["story"]
@@ -789,9 +789,10 @@ def test_a_text_that_is_none_is_refused_in_words(text: str | None, file: bytes |
 
 
 def test_a_refusal_shows_what_was_typed_as_text() -> None:
-    shown = train_tab.refusal(ConfigError(f"d_model is {MARKUP}\nsecond line"))
-    assert tags(shown.message) == {"br"}
-    assert not shown.print_exception
+    with pytest.raises(gr.Error) as shown, refusing("Not started"):
+        raise ConfigError(f"d_model is {MARKUP}\nsecond line")
+    assert (tags(shown.value.message), shown.value.title) == ({"br"}, "Not started")
+    assert not shown.value.print_exception
 
 
 def test_watching_yields_the_figure_first_and_last_and_only_news_in_between(trained: RunManager) -> None:
@@ -916,7 +917,7 @@ def test_a_program_is_not_told_where_a_file_that_vanished_had_been(manager: RunM
     def vanished(path: Path) -> None:
         raise FileNotFoundError(2, "No such file or directory", str(path))
 
-    monkeypatch.setattr(shelf, "read_checkpoint", vanished)
+    monkeypatch.setattr(foreign, "read_checkpoint", vanished)
     with pytest.raises(gr.Error, match="No such file or directory") as refusal:
         Api(manager).generate("example/example")
     assert "/" not in refusal.value.message
@@ -1042,7 +1043,7 @@ def test_an_id_is_never_used_as_a_path(manager: RunManager, tmp_path: Path, tiny
 
 def test_what_cannot_write_is_refused_before_it_is_asked_to(manager: RunManager, tmp_path: Path, tiny_text: str) -> None:
     upload = saved_model(tmp_path / "upload", tiny_text)
-    assert shelf.opened(shelf.path_of(manager, shelf.UPLOADED, str(upload))).step == 7
+    assert open_any(shelf.path_of(manager, shelf.UPLOADED, str(upload))).step == 7
     upload.unlink()
     saved_model(manager.home / "silent", tiny_text, with_words=False)
     foreign = tmp_path / "foreign.safetensors"
@@ -1056,11 +1057,11 @@ def test_what_cannot_write_is_refused_before_it_is_asked_to(manager: RunManager,
         (shelf.UPLOADED, str(foreign), "not shaped like"),
     ):
         with pytest.raises(MiniGPTError, match=said):
-            shelf.opened(shelf.path_of(manager, chosen, path))
+            open_any(shelf.path_of(manager, chosen, path))
 
 
 def test_a_file_without_a_vocabulary_reads_and_writes_ids(manager: RunManager, tiny_text: str) -> None:
-    checkpoint = shelf.opened(saved_model(manager.home / "silent", tiny_text, with_words=False))
+    checkpoint = open_any(saved_model(manager.home / "silent", tiny_text, with_words=False))
     *_, text = shelf.written(checkpoint, "5, 6\n7", 4, seed=1)
     assert text.startswith("5 6 7 ")
     assert all(0 <= int(word) < checkpoint.config.vocab_size for word in text.split())

@@ -19,6 +19,7 @@ from minigpt.bench.setup import Pair, Setup, take_turns
 from minigpt.config import TransformerConfig
 from minigpt.errors import DataError
 from minigpt.events import AnyEvent
+from minigpt.history import reached
 from minigpt.train import train
 
 ROOT = Path(__file__).parent.parent.parent
@@ -144,8 +145,7 @@ def watched(setup: Setup, _seed: int, watchers: int) -> Pair:
 
 def _after(view: dict[str, Any]) -> dict[str, Any]:
     """Return what a page has once it took in a view, as the page's script counts."""
-    counts = {name: [part["e"], part["i"] + len(part["x"])] for name, part in view["series"].items()}
-    return {"run": view["run"], "series": counts, "samples": view["first"] + len(view["samples"])}
+    return {"run": view["run"], "series": reached(view["series"]), "samples": view["first"] + len(view["samples"])}
 
 
 def _pace(events: Iterable[AnyEvent], config: TransformerConfig) -> float:

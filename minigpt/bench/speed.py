@@ -15,7 +15,7 @@ from minigpt import system
 from minigpt.bench.peers import Peer
 from minigpt.bench.setup import Pair, Setup, rate, take_turns
 from minigpt.generate import generate
-from minigpt.history import to_line
+from minigpt.history import reached, to_line
 from minigpt.model import MiniGPT
 from minigpt.train import Trainer
 
@@ -66,7 +66,7 @@ def _long_run(setup: Setup, told: int) -> Callable[[], float]:
     trainer.max_steps = 2 * told
     for trainer.step in range(1, told + 1):
         trainer.report(trainer.step, 5.0, 0.01, 1.0)
-    have: dict[str, tuple[int, int]] = {}
+    have: dict[str, list[int]] = {}
 
     def stretch_ms() -> float:
         start = time.perf_counter()
@@ -74,7 +74,7 @@ def _long_run(setup: Setup, told: int) -> Callable[[], float]:
             trainer.make_step()
         lacking = trainer.history.since(have)
         json.dumps(lacking)
-        have.update({name: (part["e"], part["i"] + len(part["x"])) for name, part in lacking.items()})
+        have.update(reached(lacking))
         return 1000 * (time.perf_counter() - start) / steps
 
     return stretch_ms

@@ -4,7 +4,7 @@ No byte of the file is executed, unpickled or trusted: containers are read under
 file claims is checked against what it holds. A refusal is a `CheckpointError`. Neither torch nor numpy is imported: a look costs a tenth of a second.
 """
 
-from minigpt.inspection.opening import SCAN_LIMIT_BYTES, inspect_file, inspect_parts, inspect_safely
+from minigpt.inspection.opening import inspect_file, inspect_parts, inspect_safely
 from minigpt.inspection.report import Report, TensorInfo
 
-__all__ = ["SCAN_LIMIT_BYTES", "Report", "TensorInfo", "inspect_file", "inspect_parts", "inspect_safely"]
+__all__ = ["Report", "TensorInfo", "inspect_file", "inspect_parts", "inspect_safely"]

@@ -10,20 +10,20 @@ from minigpt.inspection.recognise import FLOATS, Contents
 from minigpt.inspection.report import Report, TensorInfo
 
 STORED, INFERRED, UNKNOWN = "stored", "inferred from shapes", "unknown"  # where a setting's value comes from
-_SETTINGS = {  # what shapes can tell or every model has: the largest sane value, and what others call it
+SETTINGS = {  # what shapes can tell or every model has: the largest sane value, and what others call it
     "vocab_size": (10**6, ("vocab_size",)),
     "d_model": (65_536, ("d_model", "n_embd", "hidden_size", "dim")),
     "n_layers": (1_000, ("n_layers", "n_layer", "num_hidden_layers")),
-    "n_heads": (1_024, ("n_heads", "n_head", "num_attention_heads")),
+    "n_heads": (1_024, ("n_heads", "n_head", "num_attention_heads", "num_heads")),
     "d_ff": (10**6, ("d_ff", "n_inner", "intermediate_size")),
     "max_seq_len": (10**6, ("max_seq_len", "context_length", "block_size", "n_positions", "max_position_embeddings", "sequence_len")),
 }
-_METADATA_KINDS = {"history": list, "samples": list, "tied": dict, "config": dict, "tokenizer": str}  # the lists are of dicts
+_METADATA_KINDS = {"series": dict, "data": dict, "samples": list, "tied": dict, "config": dict, "tokenizer": str}  # the lists are of dicts
 _MAX_FINDINGS = 20  # no more than a person reads
 _MAX_METADATA_VALUES, _MAX_METADATA_DEPTH = 500_000, 32
 _LAYER = re.compile(r"^(.*?)\.?(\w+)\.(\d{1,6})\.")
 _EMBEDDING = re.compile(r"(^|[._])(tok_emb|pos_emb|wte|wpe|emb|embed|embedding|embeddings|embed_tokens|token_emb|word_embeddings|positions)\w*($|\.)")
-_PREFIX = re.compile(r"^((_orig_mod|module|model|transformer)\.)+")  # what wrappers put before names
+_PREFIX = re.compile(r"^((_orig_mod|_forward_module|module|model|transformer|net|gpt)\.)+")  # by torch.compile, DDP, Lightning, transformers
 _POSITIONS = re.compile(r"(^|[._])(pos_emb|wpe|positions?|position_embeddings?|pos_embedding)(\.weight)?$")
 _FEED_FORWARD = re.compile(r"(^|[._])(mlp|ffn?|feed_?forward)\.(\w+\.)*weight$")
 _TOKEN_EMBEDDING = re.compile(r"(tok_emb|token_emb|wte|embed_tokens|embedding|word_embeddings)\w*\.weight$")
@@ -76,7 +76,7 @@ def _config(contents: Contents) -> tuple[dict[str, object], dict[str, str]]:
         stored = {}
     config, origins = dict(stored), dict.fromkeys(stored, STORED)
     inferred = _inferred(contents.tensors)
-    for setting, (largest, names) in _SETTINGS.items():
+    for setting, (largest, names) in SETTINGS.items():
         found = {name: stored[name] for name in names if stored.get(name) is not None}
         for name, value in found.items():
             if type(value) is not int or not 1 <= value <= largest:

@@ -6,6 +6,7 @@ Not imported by the package itself, as it needs numpy.
 import functools
 import math
 import os
+import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -39,7 +40,11 @@ def measure_safely(path: Path, name: str = "") -> Generator[tuple[float, TensorS
                 yield float(told["share"]), TensorStatistics(**told["tensor"]) if told["tensor"] else None
             except (TypeError, KeyError):
                 raise CheckpointError(NO_ANSWER) from None
-        if child.wait(WALL_S):
+        try:
+            is_broken = child.wait(WALL_S) != 0
+        except subprocess.TimeoutExpired:
+            is_broken = True
+        if is_broken:
             raise CheckpointError(TOO_MUCH)
 
 

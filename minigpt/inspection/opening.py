@@ -11,26 +11,25 @@ from pathlib import Path
 from typing import BinaryIO
 
 from minigpt.errors import CheckpointError
-from minigpt.header import open_regular, read_header_of
+from minigpt.header import Header, open_regular
 from minigpt.inspection.meaning import judge
 from minigpt.inspection.pickles import DAMAGE
-from minigpt.inspection.recognise import add_config, recognise_safetensors, recognise_torch, sniff
+from minigpt.inspection.recognise import add_config, opened, recognise_safetensors, recognise_torch
 from minigpt.inspection.report import Report
 from minigpt.inspection.sandbox import NO_ANSWER, limit_this_child, parsed, run_child, tell, turn
-from minigpt.inspection.torchfiles import open_legacy, open_zip
 
-SCAN_LIMIT_BYTES = MAX_REPLY_BYTES = 64 << 20
+SCAN_LIMIT_BYTES = MAX_REPLY_BYTES = 64 << 20  # a larger file is reported with its values not checked
 MAX_CONFIG_BYTES = 64 << 10  # it reaches the child as an argument
 
 
-def inspect_safely(path: Path, *, scan: bool = True, scan_limit: int = SCAN_LIMIT_BYTES) -> Report:
+def inspect_safely(path: Path, *, scan: bool = True) -> Report:
     """Do as `inspect_file` does, in a child process. May be called from any thread; waits while two others are at it.
 
     Raises:
         CheckpointError: The file is refused, or its reader broke a limit or died; one sentence for a person.
     """
     with open_regular(path) as file:
-        return _report_of(file, [__name__, "answer", path.name, str(int(scan)), str(scan_limit), _beside(path)])
+        return _report_of(file, [__name__, "answer", path.name, str(int(scan)), _beside(path)])
 
 
 def inspect_parts(name: str, size: int, parts: Mapping[int, bytes]) -> Report:
@@ -52,7 +51,7 @@ def inspect_parts(name: str, size: int, parts: Mapping[int, bytes]) -> Report:
             file.write(data)
         file.truncate(size)  # the rest is a hole and takes no place
         file.seek(0)
-        return _report_of(file, [__name__, "answer", name, "0", "0"])
+        return _report_of(file, [__name__, "answer", name, "0"])
 
 
 def _report_of(file: BinaryIO, arguments: Sequence[str]) -> Report:
@@ -73,44 +72,41 @@ def _beside(path: Path) -> str:
     return config.read_text(encoding="utf-8", errors="replace").replace("\0", "")
 
 
-def answer(name: str, scan: str, scan_limit: str, beside: str = "") -> None:
+def answer(name: str, scan: str, beside: str = "") -> None:
     """Be the child: bound this process, inspect standard input, and write one line of JSON with the report or the refusal."""
     limit_this_child()
-    tell(lambda: {"report": _inspect(sys.stdin.buffer, name, scan == "1", int(scan_limit), beside).to_dict()})
+    tell(lambda: {"report": _inspect(sys.stdin.buffer, name, scan == "1", beside).to_dict()})
 
 
-def inspect_file(path: Path, *, scan: bool = True, scan_limit: int = SCAN_LIMIT_BYTES) -> Report:
+def inspect_file(path: Path, *, scan: bool = True) -> Report:
     """Report what is in the checkpoint at `path` without running, unpickling or importing anything it names.
 
     Args:
         path: A file of `torch.save` (zip or legacy), of safetensors or of MiniGPT; its name decides nothing.
         scan: Read every value, for checksums and finite numbers; without it only the directory, the header and the index are read.
-        scan_limit: The largest file in bytes that is scanned; a larger one is reported with `checked` false and a note.
 
     Raises:
         CheckpointError: It is not a checkpoint, is damaged, or asks for something that is refused; one sentence for a person.
     """
     with open_regular(path) as file:
-        return _inspect(file, path.name, scan, scan_limit, _beside(path))
+        return _inspect(file, path.name, scan, _beside(path))
 
 
-def _inspect(file: BinaryIO, name: str, scan: bool, scan_limit: int, beside: str) -> Report:
+def _inspect(file: BinaryIO, name: str, scan: bool, beside: str) -> Report:
     try:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        kind = sniff(file.read(512), name)
-        checked = scan and size <= scan_limit
-        if kind == "safetensors":
-            contents = recognise_safetensors(file, read_header_of(file), scan=checked)
+        found, size = opened(file, name), file.seek(0, os.SEEK_END)
+        checked = scan and size <= SCAN_LIMIT_BYTES
+        if isinstance(found, Header):
+            contents = recognise_safetensors(file, found, scan=checked)
             if (suffix := Path(name).suffix) in (".pt", ".pth", ".ckpt", ".bin"):
                 contents.warnings.insert(0, f"named {suffix}, but it is a safetensors file")
         else:
-            contents = recognise_torch(open_zip(file, size) if kind == "zip" else open_legacy(file, size), scan=checked)
+            contents = recognise_torch(found, scan=checked)
             if name.endswith(".safetensors"):
                 contents.warnings.insert(0, "named .safetensors, but it is a file of torch.save (a pickle)")
         add_config(contents, beside)
         if not checked:
-            reason = f", for the file is larger than {scan_limit >> 20:,} MB" if scan else ""
+            reason = f", for the file is larger than {SCAN_LIMIT_BYTES >> 20:,} MB" if scan else ""
             contents.notes.insert(0, f"values not checked: only the header was read{reason}")
         return judge(contents, size, checked=checked)
     except MemoryError:

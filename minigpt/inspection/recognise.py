@@ -14,11 +14,24 @@ from pathlib import Path
 from typing import BinaryIO
 
 from minigpt.errors import CheckpointError
-from minigpt.header import ITEM_BYTES, MAX_TENSORS, PIECE_BYTES, TORCH_NAMES, Header, checked_shape, clean, our_metadata, pieces, strict_json
+from minigpt.header import (
+    ITEM_BYTES,
+    MAX_TENSORS,
+    PIECE_BYTES,
+    TORCH_NAMES,
+    Header,
+    checked_shape,
+    clean,
+    our_metadata,
+    pieces,
+    read_header_of,
+    strict_json,
+)
 from minigpt.inspection.records import PickledDict, Record, Tensor, plain
 from minigpt.inspection.report import TensorInfo
-from minigpt.inspection.torchfiles import TorchFile
+from minigpt.inspection.torchfiles import TorchFile, open_legacy, open_zip
 
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", "ckpt.pt")  # what a folder's weights are called
 _OURS = "model."  # what the model's own tensors are called in a file of MiniGPT; `optim.` and `rng.` hold the rest
 _MAKERS = {"pytorch-lightning_version": "Lightning", "model_args": "nanoGPT"}  # by a key that nobody else writes
 _STATES = ("model_state_dict", "state_dict", "model", "module", "weights")
@@ -45,6 +58,21 @@ class Contents:
     metadata: dict[str, object] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)  # may be wrong with the file; repetitions included
     notes: list[str] = field(default_factory=list)  # worth knowing, and not wrong
+
+
+def weights_in(path: Path) -> Path:
+    """Return the weights in a folder if this is one that has any, else what was given."""
+    return next((path / name for name in WEIGHTS if (path / name).is_file()), path)
+
+
+def opened(file: BinaryIO, name: str) -> Header | TorchFile:
+    """Open whatever container this file called `name` is; one that is damaged in an unforeseen way raises one of `DAMAGE`."""
+    size = file.seek(0, 2)
+    file.seek(0)
+    kind = sniff(file.read(512), name)
+    if kind == "safetensors":
+        return read_header_of(file)
+    return open_zip(file, size) if kind == "zip" else open_legacy(file, size)
 
 
 def sniff(head: bytes, name: str) -> str:

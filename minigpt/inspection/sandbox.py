@@ -47,7 +47,7 @@ def turn() -> Iterator[None]:
         _slots.release()
 
 
-def run_child(file: BinaryIO, arguments: Sequence[str], wall_s: float = WALL_S, program: str = PROGRAM) -> bytes:
+def run_child(file: BinaryIO, arguments: Sequence[str], wall_s: float = WALL_S, program: str = "") -> bytes:
     """Run Python source in a bare interpreter with `file` as its standard input and return what it wrote; no trace of it outlives the call.
 
     Its arguments are the folder of this package and then `arguments`. One that fails, or takes more than `wall_s` seconds, raises `CheckpointError`.
@@ -63,10 +63,10 @@ def run_child(file: BinaryIO, arguments: Sequence[str], wall_s: float = WALL_S, 
 
 
 @contextmanager
-def start_child(file: BinaryIO, arguments: Sequence[str], program: str = PROGRAM) -> Iterator["subprocess.Popen[bytes]"]:
+def start_child(file: BinaryIO, arguments: Sequence[str], program: str = "") -> Iterator["subprocess.Popen[bytes]"]:
     """Start a child as `run_child` describes it; one that still lives at the end is killed."""
     # -I: neither the caller's folder, nor the user's packages, nor any PYTHON* variable. -B: no bytecode is written beside ours.
-    command = [sys.executable, "-I", "-B", "-c", program, str(Path(minigpt.__file__).parent.parent), *arguments]
+    command = [sys.executable, "-I", "-B", "-c", program or PROGRAM, str(Path(minigpt.__file__).parent.parent), *arguments]
     environment = {name: value for name, value in os.environ.items() if name == "SYSTEMROOT"}  # Windows cannot start Python without it
     environment["OPENBLAS_NUM_THREADS"] = "1"  # each thread of numpy's library reserves memory, which the limit counts
     try:

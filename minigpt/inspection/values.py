@@ -15,11 +15,11 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from minigpt.errors import CheckpointError
-from minigpt.header import ITEM_BYTES, clean, open_regular, pieces, read_header_of
+from minigpt.header import ITEM_BYTES, clean, open_regular, pieces
 from minigpt.inspection.pickles import DAMAGE
-from minigpt.inspection.recognise import checked_tensor, model_state, own_prefix, sniff
+from minigpt.inspection.recognise import checked_tensor, model_state, opened, own_prefix
 from minigpt.inspection.records import Tensor
-from minigpt.inspection.torchfiles import TorchFile, open_legacy, open_zip
+from minigpt.inspection.torchfiles import TorchFile
 
 CHUNK_ITEMS = 1 << 18  # a megabyte of float32
 MAX_STRIDED_BYTES = 256 << 20  # a tensor that is not stored in its own order is read at once
@@ -97,24 +97,20 @@ def open_values(path: Path) -> Iterator[Values]:
 def values_of(file: BinaryIO, name: str) -> Values:
     """Do as `open_values` does with an open, seekable file of this name; what is returned reads from it for as long as it is open."""
     try:
-        size = file.seek(0, 2)
-        file.seek(0)
-        kind = sniff(file.read(512), name)
-        if kind != "safetensors":
-            opened = open_zip(file, size) if kind == "zip" else open_legacy(file, size)
-            tensors = {clean(key): value for key, value in model_state(opened)[1].pairs if isinstance(value, Tensor)}
-            return Values(file, {shown: _place(shown, tensor, opened) for shown, tensor in tensors.items()})
-        header = read_header_of(file)
-        prefix = own_prefix(header)
-        entries = {clean(key.removeprefix(prefix)): entry for key, entry in header.tensors.items() if key.startswith(prefix)}
-        return Values(file, {shown: _Place(entry.dtype, entry.shape, header.data_start + entry.begin) for shown, entry in entries.items()})
+        found = opened(file, name)
+        if isinstance(found, TorchFile):
+            tensors = {clean(key): value for key, value in model_state(found)[1].pairs if isinstance(value, Tensor)}
+            return Values(file, {shown: _place(shown, tensor, found) for shown, tensor in tensors.items()})
+        prefix = own_prefix(found)
+        entries = {clean(key.removeprefix(prefix)): entry for key, entry in found.tensors.items() if key.startswith(prefix)}
+        return Values(file, {shown: _Place(entry.dtype, entry.shape, found.data_start + entry.begin) for shown, entry in entries.items()})
     except (*DAMAGE, OSError) as error:
         raise CheckpointError(f"This file is damaged ({type(error).__name__}).") from None
 
 
-def _place(name: str, tensor: Tensor, opened: TorchFile) -> _Place:
-    checked_tensor(name, tensor, opened)
-    start = opened.start(tensor.storage.key) + tensor.offset * ITEM_BYTES[tensor.dtype]
+def _place(name: str, tensor: Tensor, file: TorchFile) -> _Place:
+    checked_tensor(name, tensor, file)
+    start = file.start(tensor.storage.key) + tensor.offset * ITEM_BYTES[tensor.dtype]
     steps = [math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape))]  # of the row-major order; along a size of 1 any will do
     is_in_order = all(size == 1 or own == step for size, own, step in zip(tensor.shape, tensor.stride, steps, strict=True))
     return _Place(tensor.dtype, tensor.shape, start, None if is_in_order or not math.prod(tensor.shape) else tensor.stride)

@@ -10,14 +10,16 @@ import gradio as gr
 from gradio.events import api as gradio_api
 
 from minigpt.errors import ConfigError, DataError, MiniGPTError
+from minigpt.foreign import open_any
 from minigpt.presets import DEFAULT_PRESET
 from minigpt.runs import RunManager
 from minigpt.ui import feed, form, shelf, train_tab
+from minigpt.ui.refusals import sentence
 
 
 def refusal(error: MiniGPTError | OSError) -> gr.Error:
     """Turn an error into the API's answer, for programs: unlike on the page, nothing renders it."""
-    return gr.Error(shelf.sentence(error), print_exception=False)
+    return gr.Error(sentence(error), print_exception=False)
 
 
 class Api:
@@ -74,7 +76,7 @@ class Api:
             seed: same seed, same text.
         """
         try:
-            opened = shelf.opened(shelf.path_of(self._manager, str(checkpoint), None))
+            opened = open_any(shelf.path_of(self._manager, str(checkpoint), None))
             if not isinstance(prompt, str):
                 raise ConfigError(f"prompt is {str(prompt)[:40]}; it must be text: leave it empty for the usual one")
             _check("max_tokens", max_tokens, int, 1, shelf.MAX_NEW_TOKENS)

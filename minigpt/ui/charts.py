@@ -9,7 +9,7 @@ from gradio.components.plot import PlotData
 from plotly.subplots import make_subplots
 
 from minigpt.config import TransformerConfig
-from minigpt.history import History
+from minigpt.history import History, Series
 from minigpt.optim import get_lr
 
 Curve = tuple[list[int], list[float | None]]
@@ -27,13 +27,17 @@ def curves_of(history: History) -> dict[str, Curve]:
 
 
 def thin(curves: Curves, most: int) -> dict[str, Curve]:
-    """Keep at most about `most` points of each curve, its last one always."""
-    return {name: (_every(x, most), _every(y, most)) for name, (x, y) in curves.items()}
+    """Keep at most `most` points of each curve, extremes and gaps among them, its last one always."""
+    return {name: curve if len(curve[0]) <= most else _thinned(curve, most) for name, curve in curves.items()}
 
 
-def _every(values: list[Any], most: int) -> list[Any]:
-    stride = -(-len(values) // most) or 1
-    return values[::-1][::stride][::-1]
+def _thinned(curve: Curve, most: int) -> Curve:
+    *points, (last_x, last_y) = zip(*curve, strict=True)
+    series = Series(most - 5)  # of which a flush adds up to four
+    for point in points:
+        series.add(*point)
+    series.flush()
+    return [*series.x, last_x], [*series.y, last_y]
 
 
 def loss_figure(curves: Curves, baselines: Mapping[str, float | None], best: tuple[int, float] | None = None, last_step: int = 1) -> go.Figure:
@@ -48,10 +52,10 @@ def loss_figure(curves: Curves, baselines: Mapping[str, float | None], best: tup
     empty: Curve = ([], [])
     figure = go.Figure(
         [
-            _line(curves.get("train", empty), "training", GREY, width=1),
-            _line(curves.get("smoothed", empty), "training, smoothed", BLUE, width=2.5),
-            _line(curves.get("val", empty), "validation", ORANGE, width=2, mode="lines+markers", marker={"size": 5}),
-            _line(
+            line(curves.get("train", empty), "training", GREY, width=1),
+            line(curves.get("smoothed", empty), "training, smoothed", BLUE, width=2.5),
+            line(curves.get("val", empty), "validation", ORANGE, width=2, mode="lines+markers", marker={"size": 5}),
+            line(
                 ([best[0]], [best[1]]) if best else empty,
                 "best",
                 GOLD,
@@ -60,31 +64,32 @@ def loss_figure(curves: Curves, baselines: Mapping[str, float | None], best: tup
             ),
             _dashed(baselines.get("uniform"), last_step, "knows nothing"),
             _dashed(baselines.get("unigram"), last_step, "knows word frequencies"),
-            _line(empty, "not a number", RED, mode="markers", marker={"symbol": "x", "size": 12}),
+            line(empty, "not a number", RED, mode="markers", marker={"symbol": "x", "size": 12}),
         ]
     )
     figure.update_xaxes(title="step", rangemode="tozero")
     figure.update_yaxes(title="loss (nats per token)")
-    return _dressed(figure, 320)
+    return dressed(figure, 320)
 
 
 def overlay(curves: Curves, name: str, colour: str) -> list[dict[str, Any]]:
     """Return a run's validation and, dimmer, its smoothed training loss as traces to lay over another run's chart."""
     empty: Curve = ([], [])
-    val = _line(curves.get("val", empty), name, colour)
-    train = _line(curves.get("smoothed", empty), f"{name}, training", colour, width=1.2, opacity=0.5, showlegend=False)
+    val = line(curves.get("val", empty), name, colour)
+    train = line(curves.get("smoothed", empty), f"{name}, training", colour, width=1.2, opacity=0.5, showlegend=False)
     traces: list[dict[str, Any]] = json.loads(go.Figure([val, train]).to_json())["data"]
     return traces
 
 
-def _line(curve: Curve, name: str, colour: str, *, width: float = 2, mode: str = "lines", **more: Any) -> go.Scatter:
+def line(curve: Curve, name: str, colour: str, *, width: float = 2, mode: str = "lines", **more: Any) -> go.Scatter:
+    """Draw one curve, told by its name where the pointer is."""
     hover = "step %{x:,}<br>" + name + " %{y:.4g}<extra></extra>"
     return go.Scatter(x=curve[0], y=curve[1], name=name, mode=mode, line={"color": colour, "width": width}, hovertemplate=hover, **more)
 
 
 def _dashed(value: float | None, last_step: int, name: str) -> go.Scatter:
     curve: Curve = ([], []) if value is None else ([0, last_step], [value, value])
-    scatter = _line(curve, name, GREY, width=1.5)
+    scatter = line(curve, name, GREY, width=1.5)
     scatter.line.dash = "dash" if name == "knows nothing" else "dot"
     return scatter
 
@@ -95,25 +100,25 @@ def details_figure(curves: Curves) -> go.Figure:
     names = {"lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_s": "tokens per second"}
     figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     for row, (name, title) in enumerate(names.items(), start=1):
-        figure.add_trace(_line(curves.get(name, empty), title, (BLUE, ORANGE, "#10b981")[row - 1]), row=row, col=1)
+        figure.add_trace(line(curves.get(name, empty), title, (BLUE, ORANGE, "#10b981")[row - 1]), row=row, col=1)
         figure.update_yaxes(title=title, row=row, col=1)
     figure.update_xaxes(title="step", row=3, col=1)
-    return _dressed(figure, 480).update_layout(showlegend=False)
+    return dressed(figure, 480).update_layout(showlegend=False)
 
 
 def schedule_figure(config: TransformerConfig, done: int = 0) -> go.Figure:
     """Draw the learning rate that these settings plan for every step, with a line where a run that has `done` steps would go on."""
     steps = sorted({*range(0, config.max_steps, max(config.max_steps // 200, 1)), min(config.warmup_steps, config.max_steps), config.max_steps})
     rates = [get_lr(step, config.warmup_steps, config.max_steps, config.learning_rate, config.min_lr) for step in steps]
-    figure = go.Figure([_line((steps, [float(rate) for rate in rates]), "learning rate", BLUE)])
+    figure = go.Figure([line((steps, [float(rate) for rate in rates]), "learning rate", BLUE)])
     figure.update_xaxes(title="step")
     figure.update_yaxes(title="learning rate")
     if done:
         figure.add_vline(done, line={"color": ORANGE, "dash": "dot"}, annotation_text="goes on here")
-    return _dressed(figure, 220).update_layout(showlegend=False)
+    return dressed(figure, 220).update_layout(showlegend=False)
 
 
-def _dressed(figure: go.Figure, height: int) -> go.Figure:
+def dressed(figure: go.Figure, height: int) -> go.Figure:
     """Make a figure fit light and dark pages: nothing painted behind it, grey lines, colours that read on both; the script sets the font's."""
     figure.update_layout(
         template="none",

@@ -17,18 +17,19 @@ import gradio as gr
 import pandas as pd
 
 from minigpt.checkpoint import Checkpoint
-from minigpt.config import UNK
 from minigpt.errors import CheckpointError, MiniGPTError
-from minigpt.header import clean
+from minigpt.foreign import open_any
+from minigpt.generate import unknown
+from minigpt.header import clean, number
 from minigpt.history import curves
 from minigpt.inspection import Report, inspect_parts, inspect_safely
 from minigpt.inspection.hub import inspect_hub
 from minigpt.runs import RunManager
-from minigpt.ui import charts, compare, shelf, takeaway, words, xray, xray_charts
-from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, first_prompt, listed, opened, path_of, saved, written
+from minigpt.ui import charts, compare, feed, shelf, takeaway, words, xray, xray_charts
+from minigpt.ui.refusals import refusing
+from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, first_prompt, listed, path_of, saved, written
 from minigpt.ui.xray import SHOWN, parts_table, settings_table, table, tensors_table
 
-__all__ = ["CheckpointTab", "build", "listed", "open_id", "open_newest"]  # the rest of the page needs these
 DETAILS = 21  # components that a chosen file fills
 FIRST_TEXT_TOKENS, FIRST_TEXT_S = 60, 1.5
 MAX_SENT = 64 << 20  # characters that the page's script may send of a file that stays where it is
@@ -166,10 +167,8 @@ def delete(manager: RunManager, chosen: str) -> list[Any]:
     """Delete a listed checkpoint and say so; an empty id is that of a visitor who changed their mind."""
     if not chosen:
         return [gr.skip()] * DETAILS
-    try:
+    with refusing("Cannot delete"):
         shelf.delete(manager, chosen)
-    except (MiniGPTError, OSError) as error:
-        raise shelf.refusal(error, "Cannot delete") from None
     return _hidden(f'<p class="line">{html.escape(chosen)} was deleted.</p>')
 
 
@@ -191,7 +190,7 @@ def shown_details(chosen: str, path: Path) -> list[Any]:
     """
     report = inspect_safely(path)
     try:
-        checkpoint = opened(path)  # puts the weights into a model: whoever sees the verdict knows that it can be used
+        checkpoint = open_any(path)  # puts the weights into a model: whoever sees the verdict knows that it can be used
     except CheckpointError as error:
         if report.format == "minigpt":
             raise
@@ -214,10 +213,8 @@ def shown(report: Report, name: str, chosen: str = "", *remarks: str, prompt: st
         prompt: what its model wrote from.
         text: what its model wrote; nothing hides the part that writes.
     """
-    metadata = report.metadata
-    data = metadata.get("data")
-    facts = data if isinstance(data, dict) else {}
-    lines = {name: facts.get(f"{name}_loss") if isinstance(facts.get(f"{name}_loss"), float) else None for name in ("uniform", "unigram")}
+    metadata: dict[str, Any] = report.metadata
+    lines = {name: number(loss) for name, loss in feed.baselines(metadata.get("data") or {}).items()}
     step, best_step, best = report.step, metadata.get("best_step"), metadata.get("best_val_loss")
     star = (best_step, best) if isinstance(best_step, int) and isinstance(best, float) else None
     drawn = curves(metadata.get("series"))
@@ -261,12 +258,7 @@ def _verdict(report: Report, remarks: tuple[str, ...], name: str) -> str:
 
 
 def _kept(metadata: dict[str, Any]) -> pd.DataFrame:
-    samples = metadata.get("samples")
-    rows = [
-        [str(sample.get("step", ""))[:12], clean(str(sample.get("text", "")), 1000, lines=True)]
-        for sample in (samples if isinstance(samples, list) else [])
-        if isinstance(sample, dict)
-    ]
+    rows = [[str(sample.get("step", ""))[:12], clean(str(sample.get("text", "")), 1000, lines=True)] for sample in metadata.get("samples") or []]
     return pd.DataFrame(rows, columns=["step", "text"])
 
 
@@ -274,16 +266,14 @@ def _writer(manager: RunManager) -> Any:
     def write_text(chosen: str, upload: str | None, prompt: str, length: float, temperature: float, seed: float) -> Iterator[str]:
         """Yield the text as it grows."""
         yield prompt or ""  # at once: what has not yielded yet cannot be cancelled
-        try:
-            checkpoint = opened(path_of(manager, chosen, upload))
+        with refusing("Cannot write"):
+            checkpoint = open_any(path_of(manager, chosen, upload))
             ids = checkpoint.tokenizer.encode((prompt or "")[:MAX_PROMPT]) if checkpoint.tokenizer else []
-            if unknown := ids.count(UNK):
-                gr.Info(f"{unknown} of the prompt's {len(ids)} tokens are not in this model's vocabulary; it reads them as &lt;unk>.")
+            if checkpoint.tokenizer and (remark := unknown(checkpoint.tokenizer, ids)):
+                gr.Info(f"{html.escape(remark)}.")
             text = written(checkpoint, prompt or "", int(length or 80), float(temperature or 0.0), int(seed or 0))
             for count, grown in enumerate(text, start=1):
                 if count % 4 == 0 or count == int(length or 80):
                     yield grown
-        except (MiniGPTError, OSError) as error:
-            raise shelf.refusal(error, "Cannot write") from None
 
     return write_text

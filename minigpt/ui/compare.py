@@ -9,12 +9,14 @@ import gradio as gr
 import pandas as pd
 
 from minigpt.errors import CheckpointError
+from minigpt.foreign import open_any
 from minigpt.header import clean
 from minigpt.history import curves
 from minigpt.inspection import inspect_safely
 from minigpt.inspection.measuring import relative_changes
 from minigpt.runs import RunManager
 from minigpt.ui import charts, shelf, xray_charts
+from minigpt.ui.refusals import refusing
 from minigpt.ui.xray import SHOWN, table
 
 
@@ -42,7 +44,7 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
         chosen: str, upload: str | None, other: str | None, other_upload: str | None, prompt: str, length: float, temperature: float, seed: float
     ) -> Iterator[list[Any]]:
         """Yield what differs, then the texts as both write them."""
-        try:
+        with refusing("Cannot compare"):
             paths = shelf.path_of(manager, chosen, upload), shelf.path_of(manager, shelf.UPLOADED if other_upload else other or "", other_upload)
             names = ["your upload" if id == shelf.UPLOADED else id for id in (chosen, shelf.UPLOADED if other_upload else str(other))]
             reports = [inspect_safely(path) for path in paths]
@@ -62,8 +64,6 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
                 if count % 8 == 0:
                     yield [*[gr.skip()] * 4, *last]
             yield [*[gr.skip()] * 4, *last]
-        except (CheckpointError, OSError) as error:
-            raise shelf.refusal(error, "Cannot compare") from None
 
     part.expand(lambda: gr.Dropdown(choices=[item.id for item in shelf.saved(manager)]), None, other, **SHOWN)
     inputs = [chosen, upload, other, other_upload, *writing]
@@ -74,7 +74,7 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
 def _text(path: Path, *options: Any) -> Iterator[str]:
     """Yield what a file's model writes, or why it cannot; the other one's text is worth showing all the same."""
     try:
-        yield from shelf.written(shelf.opened(path), *options)
+        yield from shelf.written(open_any(path), *options)
     except CheckpointError as error:
         yield f"({error})"
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.checkpoint import FORMAT
-from minigpt.errors import CheckpointError
-from minigpt.header import our_metadata, read_header
-from minigpt.history import curves
+from minigpt.header import told
+from minigpt.history import curves, reached
 from minigpt.runs import Run, RunManager
 from minigpt.ui import words
 
@@ -55,9 +54,9 @@ def run_view(run: Run, have: Have) -> dict[str, Any]:
     """Return what a page lacks of a run."""
     known = have if have.get("run") == run.id and have.get("life", run.life) == run.life else {}
     history = run.history
-    live, state, data, last = run.is_live, run.state, history.data, history.last  # live first: if it is false, the rest is final
+    live, state, last = run.is_live, run.state, history.last  # live first: if it is false, the rest is final
     samples = list(history.samples)
-    complete = last.get("complete", {})
+    data, complete = last.get("data", {}), last.get("complete", {})
     unit = words.UNITS[run.config.tokenizer]
     validated = last.get("eval", {})
     if live:
@@ -82,12 +81,17 @@ def run_view(run: Run, have: Have) -> dict[str, Any]:
         "story": story,
         "empty": not live and not complete and state != "interrupted",
         "share": min(step / max(most, 1), 1.0),
-        "lines": {"uniform": data.get("uniform_loss"), "unigram": data.get("unigram_loss")},
+        "lines": baselines(data),
         "best": best_point(run),
         "bad": last["log"]["step"] if state == "diverged" and "log" in last else None,
         "series": _wanted(have, history.since(_counts(known))),
         **_samples(samples, known),
     }
+
+
+def baselines(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the two losses that need no learning, as the chart names them."""
+    return {name: data.get(f"{name}_loss") for name in ("uniform", "unigram")}
 
 
 def best_point(run: Run) -> tuple[int, float] | None:
@@ -133,23 +137,15 @@ def after(seen: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "run": seen["run"],
         "life": seen["life"],
-        "series": {name: [part["e"], part["i"] + len(part["x"])] for name, part in seen["series"].items()},
+        "series": reached(seen["series"]),
         "samples": seen["first"] + len(seen["samples"]),
     }
-
-
-def as_value(seen: Mapping[str, Any]) -> str:
-    """Write a view as the value of the feed component."""
-    return json.dumps(seen)
 
 
 @functools.cache
 def example() -> dict[str, Any]:
     """Read the header of the example checkpoint; {} if the file is not there or not readable."""
-    try:
-        metadata = our_metadata(read_header(EXAMPLE)) or {}
-    except (OSError, CheckpointError):
-        return {}
+    metadata = told(EXAMPLE)
     return metadata if metadata.get("format") == FORMAT else {}
 
 
@@ -183,7 +179,7 @@ def example_view(have: Have) -> dict[str, Any]:
         "numbers": words.numbers({"eval": {**complete, "val_loss": stored.get("val_loss")}}, data, unit) if stored else "",
         "story": words.verdict("example", complete, data, unit) if stored else "",
         "share": 0.0,
-        "lines": {"uniform": data.get("uniform_loss"), "unigram": data.get("unigram_loss")},
+        "lines": baselines(data),
         "best": [complete["best_step"], complete["best_val_loss"]] if complete["best_val_loss"] is not None else None,
         "bad": None,
         "series": _wanted(have, series),
@@ -196,7 +192,7 @@ def server_functions(manager: RunManager) -> list[Callable[..., str]]:
 
     def poll(have: object = None) -> str:
         """Return the view as JSON for a page that has `have`, itself JSON."""
-        return as_value(view(manager, parsed(have)))
+        return json.dumps(view(manager, parsed(have)))
 
     def log_table(wanted: object = None) -> str:
         """Return the last rows of a run's log, or of the latest's, as an HTML table, newest first."""

@@ -13,7 +13,7 @@ import gradio as gr
 
 from minigpt import system
 from minigpt.runs import RunManager
-from minigpt.ui import api, checkpoint_tab, memory, runs_list, train_tab
+from minigpt.ui import api, checkpoint_tab, memory, runs_list, shelf, train_tab
 from minigpt.ui.feed import server_functions
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def build(manager: RunManager) -> gr.Blocks:
             """Open a run's best checkpoint in the Checkpoint tab, or the newest one."""
             kind = next((kind for kind in ("best", "last") if manager.checkpoint(run_id, kind)), None)
             details = checkpoint_tab.open_id(manager, f"{run_id}/{kind}") if kind else checkpoint_tab.open_newest(manager)
-            return [gr.Tabs(selected="checkpoint"), checkpoint_tab.listed(manager), *details]
+            return [gr.Tabs(selected="checkpoint"), shelf.listed(manager), *details]
 
         opened = [tabs, look.listing, *look.details]
         shown: dict[str, Any] = {"js": "() => [window.minigpt.view.run]", "show_progress": "hidden", "api_visibility": "private"}

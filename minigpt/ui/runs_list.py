@@ -15,6 +15,7 @@ from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.run import LIVE
 from minigpt.runs import PastRun, Run, RunManager
 from minigpt.ui import charts, feed, train_tab
+from minigpt.ui.refusals import refusing, warn
 
 OVERLAY_POINTS = 500
 MORE_STEPS = 400
@@ -83,7 +84,7 @@ def _naming_and_deleting(manager: RunManager, shown: gr.Textbox) -> None:
         try:
             manager.rename(run_id, new)
         except MiniGPTError as error:
-            train_tab.warn(error, "Not renamed")
+            warn(error, "Not renamed")
         return ""
 
     def asked(run_id: str) -> tuple[Any, str, str]:
@@ -97,7 +98,7 @@ def _naming_and_deleting(manager: RunManager, shown: gr.Textbox) -> None:
         try:
             manager.delete(run_id)
         except MiniGPTError as error:
-            train_tab.warn(error, "Not deleted")
+            warn(error, "Not deleted")
         return gr.Group(visible=False)
 
     refresh: dict[str, Any] = {"js": "() => window.minigpt.refresh()", "api_visibility": "private"}
@@ -137,7 +138,7 @@ def longer(run: Run, more: Any) -> int:
 def _goer(manager: RunManager, change: Callable[[Run, Any], dict[str, Any]]) -> Any:
     def go_on(run_id: str, more: Any, has_plotly: bool) -> Iterator[tuple[Any, ...]]:
         """Go on with a run, or watch the one that is live, and yield the trainer's updates until it ends."""
-        with train_tab.refusing():
+        with refusing("Not started"):
             changes = change(known(manager, run_id), more)
             run = train_tab.or_the_live_one(lambda: manager.resume(run_id, **changes))
         yield from train_tab.watch(run, whole_figures=has_plotly is False)

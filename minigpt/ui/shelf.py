@@ -1,18 +1,13 @@
 """What can be chosen on the Checkpoint tab, and how a chosen file is opened and writes. Knows nothing of how it is shown."""
 
-import html
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import gradio as gr
 import pandas as pd
-import torch
 
-from minigpt.checkpoint import Checkpoint, read_checkpoint
-from minigpt.errors import CheckpointError, MiniGPTError
-from minigpt.foreign import open_foreign
-from minigpt.generate import generate, usual_prompt, write
+from minigpt.checkpoint import Checkpoint
+from minigpt.errors import CheckpointError
+from minigpt.generate import usual_prompt, write
 from minigpt.runs import RunManager
 from minigpt.saved import SavedCheckpoint, describe
 from minigpt.ui import feed
@@ -83,45 +78,12 @@ def delete(manager: RunManager, chosen: str) -> None:
     manager.delete_checkpoint(item)
 
 
-def opened(path: Path) -> Checkpoint:
-    """Load a file for writing: one of ours, or weights of the same shape by others.
-
-    Raises:
-        CheckpointError: the file cannot write.
-    """
-    return read_checkpoint(path) if describe(path, "", "example") else open_foreign(path)
-
-
 def written(checkpoint: Checkpoint, prompt: str, length: int, temperature: float = 0.8, seed: int = 0) -> Iterator[str]:
-    """Yield the text as it grows. Without a vocabulary prompt and text are ids of tokens, apart by spaces.
-
-    Raises:
-        CheckpointError: the prompt is no list of ids where one is needed.
-    """
-    model, start = checkpoint.model, prompt[:MAX_PROMPT] or first_prompt(checkpoint)
-    if checkpoint.tokenizer is not None:
-        yield from write(model, checkpoint.tokenizer, start, length, temperature=temperature, seed=seed)
-        return
-    ids = [int(word) if word.isdecimal() else -1 for word in re.split(r"[\s,]+", start.strip())]
-    if not all(0 <= index < checkpoint.config.vocab_size for index in ids):
-        last = checkpoint.config.vocab_size - 1
-        raise CheckpointError(f"the prompt must be ids from 0 to {last:,}, such as 1 2 3, because this file holds no vocabulary")
-    generator = torch.Generator().manual_seed(seed)
-    for index in generate(model, ids, length, temperature=temperature, generator=generator, never=()):
-        ids.append(index)
-        yield " ".join(map(str, ids))
+    """Yield the text as it grows; see `write`."""
+    start = prompt[:MAX_PROMPT] or first_prompt(checkpoint)
+    return write(checkpoint.model, checkpoint.tokenizer, start, length, temperature=temperature, seed=seed)
 
 
 def first_prompt(checkpoint: Checkpoint) -> str:
     """Return what to write from when nobody said."""
     return usual_prompt(checkpoint.tokenizer) if checkpoint.tokenizer is not None else "0"
-
-
-def sentence(error: MiniGPTError | OSError) -> str:
-    """Say what is wrong, without the place on this machine's disk."""
-    return f"the file cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
-
-
-def refusal(error: MiniGPTError | OSError, title: str) -> gr.Error:
-    """Turn an error into what the page shows for a while; gradio renders it as markup."""
-    return gr.Error(html.escape(sentence(error)), title=title, print_exception=False)

@@ -9,10 +9,10 @@ from typing import Any
 
 import gradio as gr
 
-from minigpt.errors import MiniGPTError
 from minigpt.export import export
 from minigpt.runs import RunManager
-from minigpt.ui.shelf import path_of, refusal
+from minigpt.ui.refusals import refusing
+from minigpt.ui.shelf import path_of
 from minigpt.ui.xray import SHOWN
 
 FORMS = [
@@ -37,11 +37,8 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[gr.
     def prepare(chosen: str, upload: str | None, form: str) -> Iterator[Any]:
         """Yield the file to download; gradio keeps a copy, so that ours is gone at once."""
         yield gr.skip()  # at once: what has not yielded yet cannot be cancelled
-        try:
-            with tempfile.TemporaryDirectory() as place:
-                yield gr.File(str(packed(path_of(manager, chosen, upload), chosen, form, Path(place))), visible=True)
-        except (MiniGPTError, OSError) as error:
-            raise refusal(error, "Cannot be written in this form") from None
+        with refusing("Cannot be written in this form"), tempfile.TemporaryDirectory() as place:
+            yield gr.File(str(packed(path_of(manager, chosen, upload), chosen, form, Path(place))), visible=True)
 
     preparing = go.click(prepare, [chosen, upload, form], ready, concurrency_limit=1, **SHOWN)
     return ready, delete, preparing

@@ -1,7 +1,7 @@
 """The Train tab: choose, train, watch, stop. Lays out the controls and turns clicks into calls of the run manager; training is not done here."""
 
-import contextlib
 import html
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +16,7 @@ from minigpt.errors import DataError, MiniGPTError
 from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.runs import Run, RunBusy, RunManager
 from minigpt.ui import charts, feed, form, memory
+from minigpt.ui.refusals import markup, refusing, warn
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ def _planned(preset: str, *values: Any) -> list[Any]:
     try:
         config = form.read(preset, values)
     except MiniGPTError as error:
-        return [f'<span class="wrong">{html.escape(str(error)).replace(chr(10), "<br>")}</span>', gr.Button(visible=True), *[gr.skip()] * 3]
+        return [f'<span class="wrong">{markup(error)}</span>', gr.Button(visible=True), *[gr.skip()] * 3]
     changed = bool(form.differing(preset, config))
     figure = charts.as_plot(charts.schedule_figure(config))
     return [html.escape(form.summary(preset, config)), gr.Button(visible=changed), figure, form.command(preset, config), form.link(preset, config)]
@@ -203,7 +204,7 @@ def arriver(manager: RunManager) -> Any:
 
 
 def _save(preset: str, *values: Any) -> str:
-    with refusing():
+    with refusing("Settings not saved"):
         return form.to_json(preset, form.read(preset, values))
 
 
@@ -230,30 +231,11 @@ def own_text(source: str, text: str | None, file: bytes | None) -> str | None:
     return text.encode("utf-8", "replace").decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
-def refusal(error: MiniGPTError) -> gr.Error:
-    """Turn an error into what gradio shows as a message; it renders markup, so what a person typed is escaped."""
-    return gr.Error(html.escape(str(error)).replace("\n", "<br>"), duration=20, title="Not started", print_exception=False)
-
-
-@contextlib.contextmanager
-def refusing() -> Iterator[None]:
-    """Show as a message what is refused inside, and end the event."""
-    try:
-        yield
-    except MiniGPTError as error:
-        raise refusal(error) from None
-
-
-def warn(error: MiniGPTError, title: str) -> None:
-    """Show a message and let the event go on: gradio writes "Error" over everything that an event which failed would have filled."""
-    gr.Warning(html.escape(str(error)).replace("\n", "<br>"), duration=20, title=title)
-
-
 def _starter(manager: RunManager) -> Any:
     def start(source: str, text: str, file: bytes | None, preset: str, *rest: Any) -> Iterator[tuple[Any, ...]]:
         """Start a run, or watch the one that is live, and yield the trainer's updates until it ends."""
         *values, has_plotly = rest
-        with refusing():
+        with refusing("Not started"):
             config = form.read(preset, values)
             run = or_the_live_one(lambda: manager.start(config, preset=preset, text=own_text(source, text, file)))
         yield from watch(run, whole_figures=has_plotly is False)
@@ -281,7 +263,7 @@ def watch(run: Run, *, whole_figures: bool = False) -> Iterator[tuple[Any, ...]]
         return FIRST_PAUSE_S if time.monotonic() - began < FIRST_SECONDS else PAUSE_S
 
     for count, seen in enumerate(feed.follow(run, pause)):
-        value = feed.as_value(seen)
+        value = json.dumps(seen)
         if whole_figures and (time.monotonic() - drawn >= FALLBACK_PAUSE_S or not seen["live"]):
             drawn = time.monotonic()
             details = charts.details_figure(charts.thin(charts.curves_of(run.history), FALLBACK_POINTS))
@@ -295,7 +277,7 @@ def watch(run: Run, *, whole_figures: bool = False) -> Iterator[tuple[Any, ...]]
 def figure_of(run: Run, most: int | None = None) -> Any:
     """Draw a run's losses as they are now, with at most `most` points a curve."""
     curves = charts.curves_of(run.history)
-    lines = {"uniform": run.history.data.get("uniform_loss"), "unigram": run.history.data.get("unigram_loss")}
+    lines = feed.baselines(run.history.last.get("data", {}))
     return charts.loss_figure(charts.thin(curves, most) if most else curves, lines, feed.best_point(run), run.max_steps)
 
 

@@ -4,6 +4,7 @@ import html
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -17,7 +18,8 @@ from minigpt.inspection.measuring import measure_safely
 from minigpt.inspection.statistics import TensorStatistics
 from minigpt.runs import RunManager
 from minigpt.ui import charts, words, xray_charts
-from minigpt.ui.shelf import path_of, refusal
+from minigpt.ui.refusals import refusing
+from minigpt.ui.shelf import path_of
 
 SHOWN: dict[str, Any] = {"show_progress": "minimal", "api_visibility": "private"}
 MAX_ROWS = 1000
@@ -50,26 +52,17 @@ def build_values(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tu
     def measured(chosen: str, upload: str | None) -> Iterator[list[Any]]:
         """Yield how far the measuring is, and the table as it fills."""
         yield [_note("Reading…"), gr.skip(), gr.Button(visible=True)]  # at once: what has not yielded yet cannot be cancelled
-        try:
-            path = path_of(manager, chosen, upload)
-            report, found, looked = inspect_safely(path, scan=False), dict[str, TensorStatistics](), time.monotonic()
-            with closing(measure_safely(path)) as work:
-                for share, tensor in work:
-                    found |= {tensor.name: tensor} if tensor else {}
-                    if time.monotonic() - looked > LOOK_S:
-                        looked = time.monotonic()
-                        yield [_note(f"Measured {100 * share:.0f} %."), tensors_table(report, found), gr.skip()]
-            yield [_note(_summary(found)), tensors_table(report, found), gr.Button(visible=False)]
-        except (CheckpointError, OSError) as error:
-            yield [_note(""), gr.skip(), gr.Button(visible=False)]
-            raise refusal(error, "Cannot measure") from None
+        with refusing("Cannot measure"):
+            try:
+                yield from _measured(path_of(manager, chosen, upload))
+            except (CheckpointError, OSError):
+                yield [_note(""), gr.skip(), gr.Button(visible=False)]
+                raise
 
     def show(chosen: str, upload: str | None, event: gr.SelectData) -> list[Any]:
         """Draw the values of the tensor whose row was clicked."""
-        try:
-            found = next((tensor for _, tensor in measure_safely(path_of(manager, chosen, upload), str(event.row_value[0])) if tensor), None)
-        except (CheckpointError, OSError) as error:
-            raise refusal(error, "Cannot measure") from None
+        with refusing("Cannot measure"), closing(measure_safely(path_of(manager, chosen, upload), str(event.row_value[0]))) as work:
+            found = next((tensor for _, tensor in work if tensor), None)
         if found is None or not found.histogram:
             why = "it shares its data with another tensor" if found is None else found.remark or "it has no finite values"
             return [_note(f"{event.row_value[0]} cannot be drawn: {why}."), gr.Plot(visible=False), gr.Plot(visible=False)]
@@ -80,6 +73,17 @@ def build_values(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tu
     stop.click(lambda: [_note("Stopped."), gr.Button(visible=False)], None, [note, stop], cancels=[work], **SHOWN)
     tensors.select(show, [chosen, upload], [note, histogram, picture], trigger_mode="multiple", **SHOWN)
     return tensors, [measure, stop, note, histogram, picture], work
+
+
+def _measured(path: Path) -> Iterator[list[Any]]:
+    report, found, looked = inspect_safely(path, scan=False), dict[str, TensorStatistics](), time.monotonic()
+    with closing(measure_safely(path)) as work:
+        for share, tensor in work:
+            found |= {tensor.name: tensor} if tensor else {}
+            if time.monotonic() - looked > LOOK_S:
+                looked = time.monotonic()
+                yield [_note(f"Measured {100 * share:.0f} %."), tensors_table(report, found), gr.skip()]
+    yield [_note(_summary(found)), tensors_table(report, found), gr.Button(visible=False)]
 
 
 def cleared(*, is_here: bool) -> list[Any]:

@@ -22,7 +22,7 @@ def blocks_figure(parameters: Mapping[str, int]) -> go.Figure:
     labels, counts = [_text(name) for name in parameters], list(parameters.values())
     hover = "%{label}: %{value:,} parameters<extra></extra>"
     treemap = go.Treemap(labels=labels, parents=[""] * len(labels), values=counts, textinfo="label+percent root", hovertemplate=hover)
-    return charts._dressed(go.Figure([treemap]), 260).update_layout(margin={"l": 0, "r": 0, "t": 0, "b": 0})
+    return charts.dressed(go.Figure([treemap]), 260).update_layout(margin={"l": 0, "r": 0, "t": 0, "b": 0})
 
 
 def histogram_figure(found: TensorStatistics) -> go.Figure:
@@ -35,14 +35,14 @@ def histogram_figure(found: TensorStatistics) -> go.Figure:
     figure = go.Figure([go.Bar(x=middles, y=found.histogram, width=step, marker={"color": charts.BLUE}, hovertemplate=hover)])
     figure.update_xaxes(title=f"values of {_text(found.name)}")
     figure.update_yaxes(title="how many")
-    return charts._dressed(figure, 280)
+    return charts.dressed(figure, 280)
 
 
 def picture_figure(found: TensorStatistics) -> go.Figure:
     """Draw the tensor as a picture, red above zero and blue below, as far as its largest block mean."""
     reach = max((abs(value) for row in found.picture for value in row if value is not None), default=0.0) or 1.0
     heat = go.Heatmap(z=found.picture, zmin=-reach, zmax=reach, colorscale="RdBu_r", hovertemplate="mean %{z:.3g}<extra></extra>")
-    figure = charts._dressed(go.Figure([heat]), 280)
+    figure = charts.dressed(go.Figure([heat]), 280)
     figure.update_xaxes(title="columns, in at most 64 blocks", showticklabels=False)
     figure.update_yaxes(title="rows", showticklabels=False, autorange="reversed")
     return figure
@@ -50,12 +50,9 @@ def picture_figure(found: TensorStatistics) -> go.Figure:
 
 def two_runs_figure(runs: Mapping[str, charts.Curves]) -> go.Figure:
     """Draw the smoothed training loss and the validation loss of two runs on one axis."""
-    figure = go.Figure()
-    for colour, (name, curves) in zip(COLOURS, runs.items(), strict=False):
-        if "smoothed" in curves:
-            figure.add_trace(charts._line(curves["smoothed"], f"{_text(name)} training", colour, width=1).update(opacity=0.6))
-        if "val" in curves:
-            figure.add_trace(charts._line(curves["val"], f"{_text(name)} validation", colour, mode="lines+markers"))
+    figure = go.Figure(
+        [trace for colour, (name, curves) in zip(COLOURS, runs.items(), strict=False) for trace in charts.overlay(curves, _text(name), colour)]
+    )
     figure.update_xaxes(title="step", rangemode="tozero")
     figure.update_yaxes(title="loss (nats per token)")
-    return charts._dressed(figure, 320)
+    return charts.dressed(figure, 320)

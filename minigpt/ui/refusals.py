@@ -1,0 +1,33 @@
+"""How the page says no. Gradio renders what it shows as markup, so what a person typed or a file holds is escaped."""
+
+import html
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import gradio as gr
+
+from minigpt.errors import MiniGPTError
+
+
+def sentence(error: MiniGPTError | OSError) -> str:
+    """Say what is wrong, without the place on this machine's disk."""
+    return f"the file cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+
+
+def markup(error: MiniGPTError | OSError) -> str:
+    """Say what is wrong as markup, each problem on its line."""
+    return html.escape(sentence(error)).replace("\n", "<br>")
+
+
+@contextmanager
+def refusing(title: str) -> Iterator[None]:
+    """Show as a message what is refused inside, and end the event."""
+    try:
+        yield
+    except (MiniGPTError, OSError) as error:
+        raise gr.Error(markup(error), duration=20, title=title, print_exception=False) from None
+
+
+def warn(error: MiniGPTError | OSError, title: str) -> None:
+    """Show a message and let the event go on: gradio writes "Error" over everything that an event which failed would have filled."""
+    gr.Warning(markup(error), duration=20, title=title)
