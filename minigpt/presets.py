@@ -27,7 +27,7 @@ PRESETS: dict[str, Preset] = {
         "Quick",
         "Whole words, a modern recipe: verse in about ten seconds.",
         10,
-        {**MODERN, "batch_size": 16, "learning_rate": 0.03, "warmup_steps": 8, "max_steps": 320, "log_interval": 5, "eval_interval": 40},
+        {**MODERN, "batch_size": 16, "learning_rate": 0.03, "warmup_steps": 8, "max_steps": 360, "log_interval": 5, "eval_interval": 40},
     ),
     "chars": Preset(
         "Letters",
@@ -38,14 +38,14 @@ PRESETS: dict[str, Preset] = {
             "learning_rate": 0.04, "warmup_steps": 5, "max_steps": 320, "log_interval": 5, "eval_interval": 40,
         },
     ),
-    "classic": Preset("Classic", "The textbook recipe, GPT-2 blocks and AdamW: the same size, minutes instead of seconds.", 240),
+    "classic": Preset("Classic", "The textbook recipe, GPT-2 blocks and AdamW: the same size, minutes instead of seconds.", 460),
     "small": Preset(
         "Bigger",
         "About one million parameters: better verse for more patience.",
         300,
         {
             **MODERN, "vocab_size": 4000, "max_seq_len": 128, "d_model": 128, "n_layers": 3, "d_ff": 512, "batch_size": 16,
-            "learning_rate": 0.02, "warmup_steps": 10, "max_steps": 1200, "log_interval": 10, "eval_interval": 100, "dropout": 0.1,
+            "learning_rate": 0.02, "warmup_steps": 10, "max_steps": 1100, "log_interval": 10, "eval_interval": 100, "dropout": 0.1,
         },
     ),
 }  # fmt: skip

@@ -245,7 +245,7 @@ def test_wrong_settings_are_refused_with_values_that_work(page: Page, server: Se
     for wrong in (
         {
             "n_heads": (5, "n_heads is 5; it must divide d_model, 32 into even parts: try 4", 4),
-            "warmup_steps": (500, "warmup_steps is 500; it must be below max_steps, 320: try 32", 32),
+            "warmup_steps": (500, "warmup_steps is 500; it must be below max_steps, 360: try 36", 36),
         },
         {
             "max_steps": ("", "max_steps is empty; it must be a whole number from 1 to 10,000,000: try 5,000", 5000),
@@ -442,7 +442,7 @@ def test_changed_settings_are_named_and_can_be_reset(page: Page) -> None:
     open_part(page, "plan")
     expect(page.locator("#command textarea")).to_have_value("python -m minigpt train --preset quick --max-steps 300 --seed 5")
     page.locator("#reset").click()
-    expect(page.locator("#setting-max_steps input[type=number]")).to_have_value("320")
+    expect(page.locator("#setting-max_steps input[type=number]")).to_have_value("360")
     expect(page.locator("#setting-seed input[type=number]")).to_have_value("1337")
     expect(page.locator("#about")).not_to_contain_text("differ")
     expect(page.locator("#reset")).to_be_hidden()
