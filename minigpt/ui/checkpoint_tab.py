@@ -50,7 +50,7 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
     gr.HTML("<p>Look inside a saved model: what it is, how it was trained, what it writes. Files are looked at, never run.</p>", elem_classes="lead")
     with gr.Row():
         with gr.Column(scale=5, min_width=260):
-            widths = ["225px", "75px", "70px", "90px", "80px", "120px"]
+            widths = ["242px", "70px", "62px", "88px", "78px", "120px"]
             listing = table(listed(manager), "Saved checkpoints: choose one", max_height=260, elem_id="checkpoints", column_widths=widths)
             with gr.Row():
                 hub = gr.Textbox(
