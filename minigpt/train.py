@@ -220,6 +220,8 @@ class Trainer:
         """Write a sample, unless stopped meanwhile."""
         while sample_time(self.next_sample) <= self.elapsed:
             self.next_sample += 1
+        if self.history.samples and self.history.samples[-1]["step"] == self.step:
+            return
         if (written := sample(self.model, self.tokenizer, self.config.seed, stop)) is None:
             return
         loss = self.val_loss if self.val_step == self.step else self.history.smoothed_loss

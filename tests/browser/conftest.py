@@ -39,6 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.browser)
+            item.add_marker(pytest.mark.flaky(reruns=1))  # a machine that is busy elsewhere can starve a browser past every limit
 
 
 def wait_until(told: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:

@@ -113,6 +113,7 @@ def test_two_checkpoints_are_compared(shelf: Page, run: str) -> None:
     shelf.locator("#other input").press("Enter")
     shelf.locator("#compare").click()
     expect(shelf.locator("#text-b textarea")).to_have_value(re.compile(r"\S+ \S+ \S+"))
+    expect(shelf.locator("#differences")).to_contain_text("d_model")
     assert ["d_model", "16", "32"] in cells(shelf, "differences")
     assert figure(shelf, "both-curves")["type"] == "scatter"
     shelf.locator("#other input").fill(f"{run}/last")
