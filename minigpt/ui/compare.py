@@ -17,7 +17,7 @@ from minigpt.inspection.measuring import relative_changes
 from minigpt.runs import RunManager
 from minigpt.ui import charts, shelf, xray_charts
 from minigpt.ui.refusals import refusing
-from minigpt.ui.xray import SHOWN, table
+from minigpt.ui.xray import SHOWN
 
 
 def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: list[gr.components.Component]) -> gr.Accordion:
@@ -34,8 +34,8 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
         go = gr.Button("Compare", elem_id="compare")
         with gr.Column(visible=False, elem_id="compared") as result:
             with gr.Row():
-                settings = table(differences({}, {}), "Settings that differ", max_height=300, elem_id="differences", wrap=True)
-                changes = table(changes_table([]), "Change of each tensor, ‖a − b‖ / ‖b‖", max_height=300, elem_id="changes")
+                settings = gr.HTML(elem_id="differences")  # gradio's own table stays empty when its column is shown with it
+                changes = gr.HTML(elem_id="changes")
             curve = gr.Plot(show_label=False, visible=False, elem_id="both-curves")
             with gr.Row():
                 texts = [gr.Textbox(label="Text", lines=6, interactive=False, elem_id=f"text-{name}") for name in "ab"]
@@ -51,8 +51,8 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
             drawn = {f"{mark}: {name}": curves(report.metadata.get("series")) for mark, name, report in zip("ab", names, reports, strict=True)}
             yield [
                 gr.Column(visible=True),
-                differences(*(report.config for report in reports)),
-                changes_table(relative_changes(*paths)),
+                _as_html("Settings that differ", differences(*(report.config for report in reports))),
+                _as_html("Change of each tensor, ‖a − b‖ / ‖b‖", changes_table(relative_changes(*paths))),
                 gr.Plot(charts.as_plot(xray_charts.two_runs_figure(drawn)), visible=any(drawn.values())),
                 *(gr.Textbox("", label=label) for label in drawn),
             ]
@@ -69,6 +69,10 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
     inputs = [chosen, upload, other, other_upload, *writing]
     go.click(compare, inputs, [result, settings, changes, curve, *texts], concurrency_limit=1, **SHOWN)
     return part
+
+
+def _as_html(title: str, frame: pd.DataFrame) -> str:
+    return f"<p>{title}</p>{frame.to_html(index=False, border=0, escape=True)}"
 
 
 def _text(path: Path, *options: Any) -> Iterator[str]:

@@ -421,7 +421,9 @@ def test_a_narrow_page_never_scrolls_sideways_and_keeps_stop_at_hand(visitor: Vi
 
 def test_the_log_shows_twenty_rows_and_the_csv_has_all(page: Page, server: Server, short_text: str) -> None:
     server.run({**TINY, **RATE}, short_text)
-    run = wait_state(page, "finished")["run"]
+    run = server.view()["run"]
+    page.wait_for_function("run => window.minigpt.view.run === run", arg=run)
+    wait_state(page, "finished")
     events = [event for event in server.metrics(run) if event["type"] in ("log", "eval")]
     open_part(page, "log-part")
     rows = page.locator("#log tbody tr")
