@@ -72,7 +72,7 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
 
 
 def _as_html(title: str, frame: pd.DataFrame) -> str:
-    return f"<p>{title}</p>{frame.to_html(index=False, border=0, escape=True)}"
+    return f"<p>{title}: none</p>" if frame.empty else f"<p>{title}</p>{frame.to_html(index=False, border=0, escape=True)}"
 
 
 def _text(path: Path, *options: Any) -> Iterator[str]:
