@@ -22,7 +22,7 @@ from minigpt.config import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, TransformerConfig
 from minigpt.errors import CheckpointError
 from minigpt.generate import sample
 from minigpt.model import RMS_EPS, ROPE_THETA
-from minigpt.system import STRAY_SUFFIX, sync_folder, write_atomically
+from minigpt.system import STRAY_SUFFIX, sweep_strays, sync_folder, write_atomically
 
 Target = Literal["transformers", "safetensors"]
 PREFIX = {"gpt2": "transformer.", "modern": "model."}
@@ -55,6 +55,7 @@ def export(checkpoint: Path, folder: Path, to: Target = "transformers") -> list[
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{folder} is there already and is not an empty folder, so nothing was written: name a new one")
+    sweep_strays(folder.absolute().parent, folder.absolute().name)  # of an earlier export that was killed
     opened = read_checkpoint(checkpoint)
     files = _for_transformers(opened) if to == "transformers" else _plain(opened)
     temporary = folder.absolute().with_name(f".{folder.absolute().name}.{os.getpid()}.{secrets.token_hex(4)}{STRAY_SUFFIX}")

@@ -2,8 +2,10 @@
 
 import contextlib
 import errno
+import glob
 import os
 import secrets
+import shutil
 import signal
 import sys
 import tempfile
@@ -134,15 +136,15 @@ def append_line(path: Path, line: str) -> None:
         os.close(descriptor)
 
 
-def sweep_strays(folder: Path) -> int:
-    """Remove temporary files that a killed process left in `folder`; return how many. Those of processes that live are left alone.
+def sweep_strays(folder: Path, of: str = "") -> int:
+    """Remove what a killed process left half written in `folder`, of everything or of one name; return how many. Those of processes that live stay.
 
     Their names hold the process's number; our own counts as dead, for this is called at the start, and a restarted container gives it out again.
     """
-    strays = [stray for stray in folder.glob(f".*{STRAY_SUFFIX}") if not _is_in_use(stray)]
+    strays = [stray for stray in folder.glob(f".{glob.escape(f'{of}.' if of else '')}*{STRAY_SUFFIX}") if not _is_in_use(stray)]
     for stray in strays:
         with contextlib.suppress(OSError):
-            stray.unlink()
+            shutil.rmtree(stray) if stray.is_dir() else stray.unlink()
     return len(strays)
 
 
