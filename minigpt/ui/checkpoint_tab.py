@@ -67,7 +67,7 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
     with gr.Column(visible=False) as inside:
         with gr.Row():
             with gr.Column(scale=4, min_width=260):
-                widths = ["115px", "95px", "125px", "75px"]
+                widths = ["108px", "80px", "112px", "110px"]
                 config = table(settings_table(None), "Settings", max_height=420, elem_id="config", wrap=True, column_widths=widths)
             with gr.Column(scale=5, min_width=260):
                 curve = gr.Plot(charts.as_plot(charts.loss_figure({}, {})), show_label=False, elem_id="curve")
