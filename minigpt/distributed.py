@@ -4,6 +4,7 @@ Each process draws the same batch and takes its slice, gradients are averaged by
 process with the same settings. The first process alone speaks, samples and writes. Without torchrun's environment nothing here is used.
 """
 
+import gc
 import os
 import threading
 from pathlib import Path
@@ -47,14 +48,18 @@ def train(
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("gloo" if on_cpu else "nccl")
     try:
-        first = dist.get_rank() == 0
-        config.vocab_path = config.vocab_path if first else ""
-        emit = callback if first and callback is not None else lambda _: None
-        trainer = RankTrainer(config, emit, stop_event or threading.Event(), **options)
-        trainer.finish(trainer.loop())
-        return trainer.model, trainer.tokenizer
+        return _train(config, callback, stop_event or threading.Event(), **options)
     finally:
+        gc.collect()  # what still refers to the group would keep its threads from being joined
         dist.destroy_process_group()
+
+
+def _train(config: TransformerConfig, callback: Callback | None, stop: threading.Event, **options: Any) -> tuple[MiniGPT, TextTokenizer]:
+    first = dist.get_rank() == 0
+    config.vocab_path = config.vocab_path if first else ""
+    trainer = RankTrainer(config, callback if first and callback is not None else lambda _: None, stop, **options)
+    trainer.finish(trainer.loop())
+    return trainer.model, trainer.tokenizer
 
 
 def lend_a_hand(config: TransformerConfig, stop_event: threading.Event, resume: Path | None = None, max_steps: int | None = None) -> None:
@@ -90,7 +95,9 @@ class RankTrainer(one.Trainer):
     def __init__(self, config: TransformerConfig, emit: Callback, stop: threading.Event, **options: Any) -> None:
         super().__init__(config, emit, stop, **options)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.parallel = nn.parallel.DistributedDataParallel(_Loss(self.model), broadcast_buffers=False)
+        # DistributedDataParallel never lets go of its group, so that its threads live on, and one that drops a tensor while the interpreter ends
+        # aborts the process. Those of a group of its own have long been idle by then; the others are joined as their group is destroyed.
+        self.parallel = nn.parallel.DistributedDataParallel(_Loss(self.model), process_group=dist.new_group(), forward_sync_buffers=False)
         if self.rank > 0:
             torch.manual_seed(config.seed + self.rank)  # each its own dropout
 
