@@ -36,7 +36,7 @@ def choose_precision(config: TransformerConfig, device: torch.device) -> Literal
     """Return the type of matrix products asked for, or with `auto` the faster one."""
     if config.precision != "auto":
         return config.precision
-    return "bfloat16" if gains_by_bfloat16(device, config.d_model) else "float32"
+    return "bfloat16" if gains_by_bfloat16(device) else "float32"
 
 
 def choose_threads(config: TransformerConfig, device: torch.device, stop_event: threading.Event | None = None) -> int:

@@ -49,7 +49,7 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("arch", "optimizer"), [("gpt2", "adamw"), ("modern", "muon")])
 def test_two_processes_learn_what_one_learns(arch: str, optimizer: str, tiny_config: Any, python: Torchrun, tmp_path: Path) -> None:
     together, alone = tmp_path / "together", tmp_path / "alone"
-    settings = {"arch": arch, "optimizer": optimizer, "max_steps": 30, "eval_interval": 10}
+    settings = {"arch": arch, "optimizer": optimizer, "precision": "float32", "max_steps": 30, "eval_interval": 10}
     two = python(*TWO, "-m", "minigpt", "train", *flags(tiny_config(checkpoint_dir=str(together), **settings)))
     assert two.returncode == 0, two.stderr
     config = tiny_config(checkpoint_dir=str(alone), **settings)

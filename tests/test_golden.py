@@ -41,7 +41,7 @@ def losses(case: str, folder: Path, *, rate: float = 0.01) -> list[float]:
         TransformerConfig(
             arch=arch, optimizer=optimizer, vocab_size=400, max_seq_len=32, d_model=32, n_heads=4, n_layers=2, d_ff=64, dropout=0.0,
             batch_size=8, learning_rate=rate, min_lr=0.001, weight_decay=0.1, warmup_steps=4, max_steps=STEPS, log_interval=1, eval_interval=STEPS,
-            seed=7, device="cpu", threads=1, data_path=str(text), checkpoint_dir=str(folder / "run"),
+            seed=7, device="cpu", precision="float32", threads=1, data_path=str(text), checkpoint_dir=str(folder / "run"),
         ),
         note,
     )  # fmt: skip

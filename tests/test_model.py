@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from minigpt import loss as loss_module
 from minigpt.config import TransformerConfig
 from minigpt.loss import linear_cross_entropy
-from minigpt.model import MiniGPT, rms_norm, rotary_tables, rotate
+from minigpt.model import Dropout, MiniGPT, rms_norm, rotary_tables, rotate, written_out
 
 ARCHS = ["gpt2", "modern"]
 V, T, B = 50, 12, 3
@@ -112,8 +112,49 @@ def test_the_loss_without_gradient_is_the_same_number(arch: str) -> None:
     model = spread(MiniGPT(tiny(arch)))
     with torch.inference_mode():
         quiet = model.loss(tokens(1), tokens(2))
-    assert quiet.item() == model.loss(tokens(1), tokens(2)).item()
+    assert quiet.item() == pytest.approx(model.loss(tokens(1), tokens(2)).item(), rel=1e-6)
     assert not quiet.requires_grad
+
+
+def test_a_target_beyond_all_likelihood_leaves_the_loss_finite_and_the_gradient_right() -> None:
+    hidden, weight = torch.tensor([[500.0]], requires_grad=True), torch.tensor([[1.0], [-1.0]])
+    loss = linear_cross_entropy(hidden, weight, torch.tensor([1]))
+    loss.backward()
+    assert loss.item() == pytest.approx(87.3, abs=0.1)
+    assert hidden.grad is not None
+    assert hidden.grad.item() == 2.0
+
+
+def test_products_in_bfloat16_give_nearly_the_same_loss_and_gradients() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(size, 32, generator=generator, requires_grad=True) for size in (40, 90))
+    targets = torch.randint(90, (40,), generator=generator)
+    whole = torch.autograd.grad(linear_cross_entropy(hidden, weight, targets), (hidden, weight))
+    rounded = torch.autograd.grad(linear_cross_entropy(hidden, weight, targets, torch.bfloat16), (hidden, weight))
+    for expected, found in zip(whole, rounded, strict=True):
+        assert found.dtype == torch.float32
+        assert 0 < (found - expected).norm() < 0.01 * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_written_out_is_that_of_the_fused_kernel(dtype: torch.dtype) -> None:
+    q, k, v = torch.randn(3, 2, 4, T, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    fused = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(written_out(q, k, v, Dropout(0.0)), fused, rtol=0.02, atol=0.02 if dtype == torch.bfloat16 else 1e-6)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_dropout_zeroes_its_share_scales_the_rest_and_passes_gradients_alike(share: float) -> None:
+    torch.manual_seed(0)
+    x = torch.ones(99_999, requires_grad=True)  # not a multiple of the four masks in a draw
+    out = Dropout(share)(x)
+    out.sum().backward()
+    assert (out == 0).double().mean().item() == pytest.approx(share, abs=0.01)
+    assert out.unique().tolist() == pytest.approx([0.0, 1 / (1 - share)])
+    assert x.grad is not None
+    assert torch.equal(x.grad, out)
+    assert not torch.equal(Dropout(share)(x), out)
+    assert Dropout(share).eval()(x) is x
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -24,7 +24,7 @@ WRITTEN = 200  # tokens
 
 
 def throughput(setup: Setup, _seed: int, peer: Peer) -> Pair:
-    """Tokens per second of training the shape of `classic` without dropout on one thread, ours and a peer's."""
+    """Tokens per second of training the shape of `classic` without dropout on one thread: ours, all settings as they come, and a peer's."""
     config, steps = setup.config("classic", dropout=0.0, threads=1), setup.steps(100)
     trainer = Trainer(config, lambda _: None, threading.Event())
     other = peer(config, trainer.text.train_loader.dataset.ids, steps)
