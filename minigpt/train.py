@@ -144,6 +144,8 @@ class Trainer:
                 self.validate()
                 if 0 < config.patience <= self.without_best:
                     return "early"
+            elif self.history.last.get("log", {}).get("step") == self.step:  # where the weights are known to be finite
+                self.save_last_after(max(SAVE_BETWEEN_S, self.save_seconds / SAVE_SHARE))
         return "finished"
 
     def should_stop(self) -> bool:
