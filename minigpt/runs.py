@@ -55,6 +55,7 @@ class RunManager:
     def __init__(self, home: Path) -> None:
         self.home = home
         self._lock = threading.Lock()
+        self._closing = False
         self.latest: Run | None = None
 
     @property
@@ -111,9 +112,14 @@ class RunManager:
             DataError: see `create`.
         """
         with self._lock:
-            if (live := self.active) is not None:
-                raise RunBusy(live)
+            self._check_free()
             return self._launch(self.create(config, preset=preset, text=text))
+
+    def _check_free(self) -> None:
+        if self._closing:
+            raise MiniGPTError("the program is being ended: start again when it is back")
+        if (live := self.active) is not None:
+            raise RunBusy(live)
 
     def _launch(self, run: Run) -> Run:
         self.latest = run
@@ -137,8 +143,7 @@ class RunManager:
             MiniGPTError: see `reopen`; or there is no such run.
         """
         with self._lock:
-            if (live := self.active) is not None:
-                raise RunBusy(live)
+            self._check_free()
             return self._launch(self.reopen(self._folder(run_id), max_steps=max_steps, learning_rate=learning_rate))
 
     def reopen(self, place: Path, *, max_steps: int | None = None, learning_rate: float | None = None) -> Run:
@@ -178,7 +183,9 @@ class RunManager:
         return run
 
     def shutdown(self, timeout_s: float = 5.0) -> None:
-        """Stop the run at work, without its final evaluation, and wait for it to be saved."""
+        """Stop the run at work, without its final evaluation, and wait for it to be saved. From now on nothing starts."""
+        with self._lock:
+            self._closing = True
         if (run := self.active) is not None:
             run.ask_to_stop()
             run.ask_to_stop()
