@@ -114,21 +114,6 @@ def test_a_second_tab_of_the_same_browser_follows_with_the_run_s_settings(
     tab.close()
 
 
-def test_after_a_cut_connection_the_page_has_the_whole_curve(page: Page, server: Server, faults: Faults, short_text: str) -> None:
-    server.run({**TINY, **LONG, "max_steps": 100_000, "log_interval": 10}, short_text)
-    count = wait_points(page, 5)
-    known = len(faults)
-    page.context.set_offline(True)
-    expect(page.locator("#status .state")).to_contain_text("connection lost")
-    server.wait_for_step(server.view()["step"] + 100)
-    page.context.set_offline(False)
-    count = wait_points(page, count + 10)
-    assert trace(page, "loss", TRAIN)[0][:count] == server.view()["series"]["train"]["x"][:count]
-    expect(page.locator("#status .state")).not_to_contain_text("connection lost")
-    wait_points(page, count)
-    faults[known:] = [fault for fault in faults[known:] if not re.search(CUT, fault)]
-
-
 def test_the_form_survives_a_reload(page: Page, faults: Faults, short_text: str) -> None:
     paste_text(page, short_text)
     page.get_by_label("Letters").check()
@@ -208,6 +193,17 @@ def test_an_address_opens_a_past_run_with_its_curve_and_texts(page: Page, server
     assert trace(page, "loss", TRAIN)[0] == list(range(1, 32))
     assert server.view()["live"]
     expect(page.locator("#train")).to_be_visible()
+
+
+def test_an_address_of_a_run_that_is_not_there_says_so_and_shows_the_latest(page: Page, server: Server, faults: Faults, short_text: str) -> None:
+    latest = run_to_end(server, short_text, 33)
+    visit(page, faults, f"{server.url}?run=<b>gone</b>&preset=classic")
+    expect(page.locator("#status .story")).to_contain_text("There is no run <b>gone</b>: this is the latest. Done in")
+    assert page.evaluate("window.minigpt.view.run") == latest
+    page.wait_for_function("location.search === '?preset=classic'")
+    polls = page.evaluate("window.minigpt.polls")
+    page.wait_for_function("polls => window.minigpt.polls > polls + 1", arg=polls)
+    expect(page.locator("#status .story")).to_contain_text("There is no run <b>gone</b>")
 
 
 def test_ticked_runs_lie_over_the_chart_and_leave_its_own_traces_alone(page: Page, server: Server, short_text: str) -> None:
