@@ -1089,6 +1089,16 @@ def test_a_visitor_sees_the_best_of_the_latest_run_first(trained: RunManager) ->
     assert inside.visible
 
 
+def test_the_list_shows_a_run_by_its_name_and_finds_its_files_by_that(manager: RunManager, tiny_text: str) -> None:
+    saved_model(manager.home / "run", tiny_text)
+    manager.rename("run", "my verse")
+    assert [row[:2] for row in shelf.listed(manager).values.tolist()] == [["my verse", "best"], ["example", "example"]]
+    assert shelf.id_of(manager, "my verse", "best") == "run/best"
+    assert shelf.id_of(manager, "example", "example") == "example/example"
+    with pytest.raises(CheckpointError, match="no longer there"):
+        shelf.find(manager, shelf.id_of(manager, "your verse", "best"))
+
+
 def test_the_list_of_runs_trusts_no_tick_and_a_run_that_is_gone_leaves_its_place(manager: RunManager, tiny_text: str) -> None:
     run = manager.create(PRESETS["quick"].config(**TINY), preset="quick", text=tiny_text)
     (runs,) = runs_list.server_functions(manager)

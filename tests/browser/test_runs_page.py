@@ -281,7 +281,10 @@ def test_a_diverged_run_is_offered_a_third_of_its_rate(page: Page, server: Serve
 
 
 def test_a_run_is_renamed_and_deleted_only_when_confirmed(page: Page, server: Server, short_text: str) -> None:
+    other = run_to_end(server, short_text, 29)
     run = run_to_end(server, short_text, 30)
+    state = server.home / other / "state.json"
+    state.write_text(json.dumps({**server.state(other), "name": "taken"}))
     show(page, run)
     open_part(page, "manage")
     page.locator("#new-name input, #new-name textarea").fill("my <b>first</b> verse")
@@ -292,12 +295,17 @@ def test_a_run_is_renamed_and_deleted_only_when_confirmed(page: Page, server: Se
     page.locator("#delete-no").click()
     expect(page.locator("#delete-question")).to_be_hidden()
     assert (server.home / run).is_dir()
+    page.locator("#new-name input, #new-name textarea").fill("taken")
+    page.locator("#rename").click()
+    expect(page.get_by_test_id("toast-body").last).to_contain_text("another run is called “taken” already: choose a different name")
     page.locator("#delete").click()
     page.locator("#delete-yes").click()
     expect(page.locator(f"#runs-table a[data-run='{run}']")).to_have_count(0)
     assert not (server.home / run).exists()
     page.wait_for_function("run => window.minigpt.view.run !== run", arg=run)
     assert page.locator("#after").inner_text().strip()
+    expect(page.locator("#status .story")).to_contain_text(f"There is no run {run}: this is an example.")
+    page.wait_for_function("!location.search.includes('run=')")
 
 
 def test_smoothing_and_log_axis_change_only_what_they_say_and_leave_the_zoom(page: Page, server: Server, short_text: str) -> None:
