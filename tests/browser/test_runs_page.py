@@ -144,7 +144,7 @@ def test_a_link_fills_the_form_and_a_wrong_one_is_refused_in_words(page: Page, s
     assert "seed=3" in page.url
     assert "max_steps=300" in page.url
     visit(page, faults, server.url + "?preset=quick&n_heads=5")
-    expect(page.get_by_test_id("toast-body").last).to_contain_text("n_heads is 5; it must divide d_model, 32 into even parts: try 4")
+    expect(page.get_by_test_id("toast-body").last).to_contain_text("Heads is 5; it must divide Width, 32 into even parts: try 4")
     expect(page.get_by_role("radio", name="Quick")).to_be_checked()
 
 
