@@ -266,23 +266,24 @@ def generate_command(arguments: Sequence[str]) -> int:
         checkpoint = open_any(path)
     import torch
 
-    from minigpt.generate import first_id, generate, unknown, usual_prompt
+    from minigpt.generate import continued, first_id, generate, unknown, usual_prompt
 
     for note in checkpoint.notes:
         complain(note)
-    tokenizer, ids, known = checkpoint.tokenizer, list(request.ids), checkpoint.config.vocab_size
+    tokenizer, ids, known, prompt = checkpoint.tokenizer, list(request.ids), checkpoint.config.vocab_size, request.prompt
     if ids and max(ids) >= known:
         raise ConfigError(f"ids has {max(ids)}; this model knows 0 to {known - 1:,}: use smaller numbers")
     if not ids and tokenizer is None:
         raise CheckpointError(f'{path}: it holds no tokenizer, so its model reads and writes numbers of tokens: try --ids "{known - 1}"')
     if not ids and tokenizer is not None:
-        ids = tokenizer.encode(request.prompt if request.prompt is not None else usual_prompt(tokenizer)) or [first_id(tokenizer)]
+        prompt = usual_prompt(tokenizer) if prompt is None else prompt
+        ids = tokenizer.encode(prompt) or [first_id(tokenizer)]
         if remark := unknown(tokenizer, ids):
             complain(remark)
     never = tokenizer.never_written if tokenizer is not None else ()
-    draw = torch.Generator().manual_seed(request.seed)
+    draw, length = torch.Generator().manual_seed(request.seed), len(ids)
     ids += generate(checkpoint.model, ids, request.max_tokens, temperature=request.temperature, top_k=request.top_k, generator=draw, never=never)
-    print(" ".join(map(str, ids)) if request.ids or tokenizer is None else tokenizer.decode(ids))
+    print(" ".join(map(str, ids)) if prompt is None or tokenizer is None else continued(tokenizer, prompt, ids, length))
     return 0
 
 

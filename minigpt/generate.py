@@ -97,11 +97,15 @@ def write(
         return
     prompt = prompt.encode("utf-8", "replace").decode()  # half a character cannot be read
     ids = tokenizer.encode(prompt) or [first_id(tokenizer)]
-    start, read = prompt.rstrip(), len(tokenizer.decode(ids).rstrip())  # a word that the vocabulary lacks is read as unknown, yet shown as typed
-    never = tokenizer.never_written
+    length, never = len(ids), tokenizer.never_written
     for index in generate(model, ids, max_tokens, temperature=temperature, top_k=top_k, generator=generator, never=never):
         ids.append(index)
-        yield start + tokenizer.decode(ids)[read:]
+        yield continued(tokenizer, prompt, ids, length)
+
+
+def continued(tokenizer: TextTokenizer, prompt: str, ids: list[int], length: int) -> str:
+    """Return the prompt, of which a word that the vocabulary lacks is read as unknown, as it was typed, and what follows its `length` ids."""
+    return prompt.rstrip() + tokenizer.decode(ids)[len(tokenizer.decode(ids[:length]).rstrip()) :]
 
 
 def _ids_in(prompt: str, vocab_size: int) -> list[int]:

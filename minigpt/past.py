@@ -45,6 +45,11 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
+def name_of(folder: Path) -> str:
+    """Return the name of a run that a person gave it, or that of its folder."""
+    return str(read_state(folder).get("name") or folder.name)[:60]
+
+
 def is_orphan(state: dict[str, Any]) -> bool:
     """Tell whether a state speaks of a run at work whose process is no more.
 
@@ -77,7 +82,7 @@ def describe_run(folder: Path) -> PastRun:
     stored = state.get("state")
     return PastRun(
         id=folder.name,
-        name=str(state.get("name") or folder.name)[:60],
+        name=name_of(folder),
         preset=str(state.get("preset", "")),
         state="interrupted" if is_orphan(state) or stored not in (*LIVE, *ENDED) else stored,
         step=int(number(header.get("step", state.get("step"))) or 0),

@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from minigpt import system
 from minigpt.checkpoint import Checkpoint
@@ -25,7 +25,7 @@ from minigpt.errors import ConfigError, DataError, MiniGPTError
 from minigpt.header import clean
 from minigpt.history import replay, to_line
 from minigpt.optim import warm_up
-from minigpt.past import PastRun, describe_run, is_elsewhere, mark_interrupted, open_run, read_state
+from minigpt.past import PastRun, describe_run, is_elsewhere, mark_interrupted, name_of, open_run, read_state
 from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.resume import find_checkpoint, is_run, resumed_config
 from minigpt.run import OWN_FILES, Run, State
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 SHORT_TEXT = 100_000  # characters, up to which a text is tried before the run is made: it may be too short for the settings
 MAX_TEXT = 20_000_000  # characters of a text given by a person on the page
 MAX_NAME = 60
+KINDS: tuple[Literal["best", "last"], ...] = ("best", "last")
 CHECK_DISK = "look at the disk's free space and the folder's permissions"
 
 
@@ -55,6 +56,7 @@ class RunManager:
     def __init__(self, home: Path) -> None:
         self.home = home
         self._lock = threading.Lock()
+        self._closing = False
         self.latest: Run | None = None
 
     @property
@@ -111,9 +113,14 @@ class RunManager:
             DataError: see `create`.
         """
         with self._lock:
-            if (live := self.active) is not None:
-                raise RunBusy(live)
+            self._check_free()
             return self._launch(self.create(config, preset=preset, text=text))
+
+    def _check_free(self) -> None:
+        if self._closing:
+            raise MiniGPTError("the program is being ended: start again when it is back")
+        if (live := self.active) is not None:
+            raise RunBusy(live)
 
     def _launch(self, run: Run) -> Run:
         self.latest = run
@@ -137,8 +144,7 @@ class RunManager:
             MiniGPTError: see `reopen`; or there is no such run.
         """
         with self._lock:
-            if (live := self.active) is not None:
-                raise RunBusy(live)
+            self._check_free()
             return self._launch(self.reopen(self._folder(run_id), max_steps=max_steps, learning_rate=learning_rate))
 
     def reopen(self, place: Path, *, max_steps: int | None = None, learning_rate: float | None = None) -> Run:
@@ -178,7 +184,9 @@ class RunManager:
         return run
 
     def shutdown(self, timeout_s: float = 5.0) -> None:
-        """Stop the run at work, without its final evaluation, and wait for it to be saved."""
+        """Stop the run at work, without its final evaluation, and wait for it to be saved. From now on nothing starts."""
+        with self._lock:
+            self._closing = True
         if (run := self.active) is not None:
             run.ask_to_stop()
             run.ask_to_stop()
@@ -227,9 +235,11 @@ class RunManager:
         """Give a run a name to be shown, cleaned and cut to 60 characters; an empty one takes the name away.
 
         Raises:
-            MiniGPTError: there is no such run, another process trains it, or its state cannot be written.
+            MiniGPTError: another run has this name, there is no such run, another process trains it, or its state cannot be written.
         """
         name = clean(" ".join(str(name or "").split())[:MAX_NAME]) or run_id
+        if any(name in (folder.name, name_of(folder)) for folder in self._folders() if folder.name != run_id):
+            raise MiniGPTError(f"another run is called “{name}” already: choose a different name")
         if (live := self.active) is not None and live.id == run_id:
             live.rename(name)
             return
@@ -276,15 +286,16 @@ class RunManager:
     def checkpoint(self, run: str, kind: str) -> SavedCheckpoint | None:
         """Return one listed checkpoint by the names of its run and kind, neither of which is used as a path."""
         for folder in self._folders():
-            if folder.name == run and kind in ("best", "last"):
-                return describe(folder / f"{kind}.safetensors", run, "best" if kind == "best" else "last")
+            if folder.name == run and kind in KINDS:
+                return describe(folder / f"{kind}.safetensors", run, "best" if kind == "best" else "last", name_of(folder))
         return None
 
     def checkpoints(self, limit: int = 100) -> list[SavedCheckpoint]:
         """List saved checkpoints, newest run first, best before last; files that are no checkpoints of ours are left out."""
         found: list[SavedCheckpoint] = []
         for folder in self._folders():
-            found += [saved for kind in ("best", "last") if (saved := describe(folder / f"{kind}.safetensors", folder.name, kind)) is not None]
+            files = [describe(folder / f"{kind}.safetensors", folder.name, kind, name_of(folder)) for kind in KINDS]
+            found += [saved for saved in files if saved is not None]
             if len(found) >= limit:
                 break
         return found[:limit]

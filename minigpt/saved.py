@@ -18,6 +18,7 @@ class SavedCheckpoint:
     val_loss: float | None
     size_bytes: int
     saved_at: float
+    name: str  # of the run, to be shown
 
     @property
     def id(self) -> str:
@@ -25,7 +26,7 @@ class SavedCheckpoint:
         return f"{self.run}/{self.kind}"
 
 
-def describe(path: Path, run: str, kind: Literal["best", "last", "example"]) -> SavedCheckpoint | None:
+def describe(path: Path, run: str, kind: Literal["best", "last", "example"], name: str) -> SavedCheckpoint | None:
     """Read one file's line of the list, or None if there is no readable checkpoint of ours."""
     try:
         metadata, status = told(path), path.stat()
@@ -34,4 +35,5 @@ def describe(path: Path, run: str, kind: Literal["best", "last", "example"]) -> 
     if not metadata:
         return None
     step = metadata.get("step")
-    return SavedCheckpoint(run, kind, path, step if type(step) is int else None, number(metadata.get("val_loss")), status.st_size, status.st_mtime)
+    loss = number(metadata.get("val_loss"))
+    return SavedCheckpoint(run, kind, path, step if type(step) is int else None, loss, status.st_size, status.st_mtime, name)

@@ -32,7 +32,8 @@ __all__ = ["configure_optimizer", "evaluate", "get_lr", "load_checkpoint", "save
 
 log = logging.getLogger(__name__)
 
-SAVE_EVERY_S = 5.0
+SAVE_EVERY_S, SAVE_BETWEEN_S = 5.0, 60.0  # at evaluations, and between those that are further apart
+SAVE_SHARE = 0.02  # of the time, at most, between evaluations
 # Forward alone costs about a third of a training step, so this share of an interval's tokens costs about 3 % of its time; 5 % are allowed.
 EVALUATED_SHARE = 0.1
 STOP_EVALUATION_S = 0.8  # the final evaluation after a stop may take a second; some of it is left for saving
@@ -101,13 +102,15 @@ class Trainer:
         if resume is not None:
             restore(self, read_checkpoint(resume))
             self.emit({"type": "resume", "step": self.step, "max_steps": self.max_steps, "elapsed": self.elapsed_before})
-        self.first_step, self.saved_at = self.step, self.elapsed_before
+        self.first_step, self.saved_at, self.save_seconds = self.step, self.elapsed_before, 0.0
         self.compilation: Compilation | None = None
         self.guard = FiniteGuard(self.optimizer, self.device) if self.device.type == "cuda" else None
 
     def _recorded(self, emit: Callback) -> Callback:
+        history = self.history  # not self: a ring of references would hold model and optimizer until the garbage collector comes by
+
         def both(event: Event) -> None:
-            self.history.append(event)
+            history.append(event)
             emit(event)
 
         return both
@@ -141,6 +144,8 @@ class Trainer:
                 self.validate()
                 if 0 < config.patience <= self.without_best:
                     return "early"
+            elif self.history.last.get("log", {}).get("step") == self.step:  # where the weights are known to be finite
+                self.save_last_after(max(SAVE_BETWEEN_S, self.save_seconds / SAVE_SHARE))
         return "finished"
 
     def should_stop(self) -> bool:
@@ -207,9 +212,13 @@ class Trainer:
         self.emit(cast(EvalEvent, {"type": "eval", **self._scores(loss, self.check_loader)}))
         if is_best:
             self.tolerant_save("best")
-        if self.elapsed - self.saved_at >= SAVE_EVERY_S:
+        self.save_last_after(SAVE_EVERY_S)
+
+    def save_last_after(self, seconds: float) -> None:
+        """Save `last` if the one before is older than this."""
+        if (began := self.elapsed) - self.saved_at >= seconds:
             self.tolerant_save("last")
-            self.saved_at = self.elapsed
+            self.saved_at, self.save_seconds = self.elapsed, self.elapsed - began
 
     def sample_when_due(self) -> None:
         """Write a sample if one is due by time."""
@@ -240,17 +249,13 @@ class Trainer:
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint tells beyond weights and settings."""
         return {
-            "val_step": max(self.val_step, 0),
-            "best_val_loss": finite(self.best_val_loss),
-            "best_step": self.best_step,
-            "max_steps": self.max_steps,
-            "elapsed": self.elapsed,
-            "threads": self.threads,
+            "val_step": max(self.val_step, 0), "best_val_loss": finite(self.best_val_loss), "best_step": self.best_step,
+            "max_steps": self.max_steps, "elapsed": self.elapsed, "threads": self.threads,
             "corpus": {"name": self.text.corpus.name, "sha256": self.text.corpus.sha256},
             "checks": self.checks or self.standing(),
             "next_sample": self.next_sample,
             **self.history.to_dict(),
-        }
+        }  # fmt: skip
 
     def standing(self) -> dict[str, Any]:
         """Return what the checks on the way have found, by which best and patience go on after a resume."""
@@ -316,13 +321,8 @@ class Trainer:
         """Return what eval and complete events have in common; a loss that was not measured is None."""
         measured = math.isfinite(loss)
         return {
-            "step": self.step,
-            "max_steps": self.max_steps,
-            "val_loss": finite(loss),
-            "val_perplexity": perplexity(loss) if measured else None,
-            "best_val_loss": finite(self.best_val_loss),
-            "best_step": self.best_step,
-            "elapsed": self.elapsed,
-            "val_tokens": loader.targets if measured else 0,
-            "val_tokens_total": self.text.val_loader.targets,
-        }
+            "step": self.step, "max_steps": self.max_steps, "elapsed": self.elapsed,
+            "val_loss": finite(loss), "val_perplexity": perplexity(loss) if measured else None,
+            "best_val_loss": finite(self.best_val_loss), "best_step": self.best_step,
+            "val_tokens": loader.targets if measured else 0, "val_tokens_total": self.text.val_loader.targets,
+        }  # fmt: skip

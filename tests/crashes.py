@@ -1,11 +1,12 @@
 """A small process that imports everything once and then forks: each child trains or saves, and is killed or runs out of disk.
 
-`python crashes.py kill FOLDER TRIALS SEED` kills one run again and again, `naive FOLDER TRIALS SEED` a save without any care, and `disk FOLDER`
-limits how large a file may become. What was found goes to standard output as JSON. Run by test_survival, never inside pytest, whose threads
-would not survive a fork.
+`python crashes.py kill FOLDER TRIALS SEED` kills one run again and again, `naive FOLDER TRIALS SEED` a save without any care, `disk FOLDER`
+limits how large a file may become, `memory FOLDER HELD` what memory there is (with HELD 1 somebody keeps hold of the trainer). What was found
+goes to standard output as JSON. Run by test_survival, never inside pytest, whose threads would not survive a fork.
 """
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -14,6 +15,7 @@ import signal
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,7 +83,7 @@ def readable(path: Path) -> bool:
 
 def train_and_tell(home: Path, corpus: Path, writer: int) -> None:
     """Begin a run, or go on with it, saving as often as it can; acknowledge what was recorded."""
-    train.SAVE_EVERY_S = 0.0
+    train.SAVE_EVERY_S, train.SAVE_BETWEEN_S, train.SAVE_SHARE = 0.0, 0.0, torch.inf
     os.write(writer, b"\n")  # the moment of death may come while the run is still being prepared
     manager, folder = RunManager(home), home / "run"
     started = (folder / "config.json").exists()
@@ -170,11 +172,42 @@ def disk(place: Path) -> dict[str, Any]:
     return {"refused": answers, "kept": kept, "taken": attempt(size), "replaced": path.stat().st_ino != inode}
 
 
+def resident() -> int:
+    """Return the bytes of memory that this process has now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def memory(place: Path, held: int) -> dict[str, Any]:
+    """Let a run whose step needs more memory than there is meet that end, then train a small one in the same process."""
+    made: list[Any] = []
+    genuine = train.Trainer.loop
+
+    def loop(self: train.Trainer) -> Any:
+        made.extend([weakref.ref(self.model), self if held else None, resident()])
+        return genuine(self)
+
+    manager, corpus = RunManager(place / "home"), place / "corpus.txt"
+    train.Trainer.loop = loop  # type: ignore[method-assign]
+    before = resident()
+    large = {"d_model": 1024, "d_ff": 4096, "n_layers": 4, "batch_size": 4096, "max_seq_len": 64}
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + (2 << 30), hard))
+    gc.disable()  # whatever is freed goes at once, not when the collector happens to come
+    run = manager.create(settings(place / "large", corpus).model_copy(update=large), preset="quick")
+    run.work()
+    freed, after = made[0]() is None, resident()
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    small = manager.create(settings(place / "small", corpus, max_steps=6), preset="quick")
+    small.work()
+    found = {"state": run.state, "error": run.error, "freed": freed, "grew": made[2] - before, "kept": after - before}
+    return {**found, "then": [small.state, small.step], "files": sorted(path.name for path in run.folder.glob("*.safetensors"))}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     runs._warm_up = lambda: None  # a thread would not survive the next fork
     warm_up()
     mode, place, *numbers = sys.argv[1:]
     with contextlib.redirect_stdout(sys.stderr):
-        result = {"kill": kill, "naive": naive, "disk": disk}[mode](Path(place), *map(int, numbers))
+        result = {"kill": kill, "naive": naive, "disk": disk, "memory": memory}[mode](Path(place), *map(int, numbers))
     sys.stdout.write(json.dumps(result))

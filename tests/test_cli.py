@@ -15,6 +15,8 @@ import pytest
 
 from minigpt.cli import main
 from minigpt.config import TransformerConfig
+from minigpt.foreign import open_any
+from minigpt.generate import write
 from minigpt.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
@@ -413,8 +415,11 @@ def test_generate_refuses_what_is_no_checkpoint(place: Place) -> None:
     assert no_traceback(other).count("\n") == 1
 
 
-def test_words_that_the_model_does_not_know_are_told(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", str(trained.weights), "--prompt", "Xyzzy", "--max-tokens", "2"]) == 0
+def test_words_that_the_model_does_not_know_are_told_and_stand_there_as_they_were_typed(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(trained.weights), "--prompt", " Xyzzy  the", "--max-tokens", "20"]) == 0
     said = capsys.readouterr()
-    assert said.err == "1 of the prompt's 1 tokens are not in this model's vocabulary; it reads them as <unk>\n"
-    assert said.out.startswith("<unk>")
+    assert said.err == "1 of the prompt's 2 tokens are not in this model's vocabulary; it reads them as <unk>\n"
+    assert said.out.startswith(" Xyzzy  the")
+    opened = open_any(trained.weights)
+    *_, page = write(opened.model, opened.tokenizer, " Xyzzy  the", 20)
+    assert said.out == page + "\n", "as on the page"

@@ -153,6 +153,17 @@ def test_a_name_is_cleaned_kept_and_survives_a_resume(given: str, name: str, man
     assert (manager.past()[0].name, manager.past()[0].state) == (name, "finished")
 
 
+@pytest.mark.parametrize("given", ["first", " first ", "second"], ids=["its name", "its name with spaces", "its folder"])
+def test_a_name_that_another_run_has_is_refused(given: str, manager: RunManager, settings: Any) -> None:
+    for folder in ("one", "second"):
+        done(manager, settings(folder), cut=6)
+    manager.rename("second", "first")
+    with pytest.raises(MiniGPTError, match=f"another run is called “{given.strip()}” already: choose a different name"):
+        manager.rename("one", given)
+    manager.rename("second", "first")  # its own
+    assert {line.id: line.name for line in manager.past()} == {"one": "one", "second": "first"}
+
+
 def test_a_run_at_work_can_be_renamed_but_neither_deleted_nor_resumed(manager: RunManager, settings: Any) -> None:
     done(manager, settings("old"), cut=6)
     run = endless(manager, settings)

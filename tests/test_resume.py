@@ -125,6 +125,54 @@ def test_a_run_that_crashed_equals_one_that_never_did(config: Any, monkeypatch: 
     assert same(last(config("cut")), last(config("whole")))
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(("log_interval", "saved", "before"), [(1, 8, 7), (4, 8, 4), (5, 1, None)])
+def test_a_crash_between_evaluations_goes_back_no_further_than_the_last_save_and_equals_a_run_without_it(
+    log_interval: int, saved: int, before: int | None, optimizer: str, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saved at each logged step that is not evaluated anyway; at 5 and 10 it is."""
+    settings = {"optimizer": optimizer, "log_interval": log_interval}
+    whole = sitting(config("whole", **settings))
+    monkeypatch.setattr(module, "SAVE_BETWEEN_S", 0.0)
+    monkeypatch.setattr(module, "SAVE_SHARE", torch.inf)
+    lost = sitting(config("cut", **settings), crash=9 if log_interval == 1 else 12 if log_interval == 4 else 10)
+    found = read_checkpoint(last(config("cut")))
+    assert (found.step, found.metadata["val_step"]) == (saved, 5 if saved > 5 else 0), "the loss is told to be of the step it was measured at"
+    assert found.val_loss == told(lost)["eval", found.metadata["val_step"]][0]
+    previous = last(config("cut")).with_name("previous.safetensors")
+    assert (read_checkpoint(previous).step if previous.exists() else None) == before
+    again = go_on(config("cut"))
+    assert min(step for kind, step in told(again) if kind == "log") > saved
+    assert told(lost) | told(again) == told(whole)
+    assert same(last(config("cut")), last(config("whole")))
+
+
+@pytest.mark.parametrize(("takes_s", "saves"), [(0, 16), (1, 16), (5, 4)])
+def test_between_evaluations_it_is_saved_each_minute_unless_that_would_take_more_than_its_share(
+    takes_s: int, saves: int, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(config(max_steps=1000, eval_interval=1000), lambda _: None, threading.Event())
+    saved: list[str] = []
+    now = [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def make_step() -> bool:
+        now[0] += 1
+        trainer.step += 1
+        trainer.report(trainer.step, 2.0, 0.1, 1.0)
+        return True
+
+    def save(name: str) -> None:
+        saved.append(name)
+        now[0] += takes_s if name == "last" else 0
+
+    monkeypatch.setattr(trainer, "make_step", make_step)
+    monkeypatch.setattr(trainer, "save", save)
+    monkeypatch.setattr(trainer, "sample", lambda _: None)
+    trainer.loop()
+    assert saved.count("last") == saves + 1, "the last one at the evaluation at the end"
+
+
 def test_the_best_checkpoint_can_be_gone_on_from_too(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sitting(config("whole"))
     sitting(config("cut"), crash=8)

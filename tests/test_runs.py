@@ -269,6 +269,16 @@ def test_shutting_down_saves_the_live_run(manager: RunManager, tiny_text: str) -
     manager.shutdown(LIMIT_S)
 
 
+def test_once_the_program_is_being_ended_nothing_starts(manager: RunManager, tiny_text: str) -> None:
+    run = manager.start(tiny(), preset="quick", text=tiny_text)
+    assert run.ended.wait(LIMIT_S)
+    manager.shutdown(LIMIT_S)
+    for act in (lambda: manager.start(tiny(), preset="quick", text=tiny_text), lambda: manager.resume(run.id, max_steps=9)):
+        with pytest.raises(MiniGPTError, match="the program is being ended: start again when it is back"):
+            act()
+    assert [path.name for path in manager.home.iterdir()] == [run.id]
+
+
 # What goes wrong
 
 

@@ -145,6 +145,20 @@ def test_a_folder_that_can_no_longer_be_written_does_not_stop_the_training(
         assert [(line.state, line.resumable) for line in RunManager(manager.home.parent).past()] == [("finished", True)]
 
 
+# Memory
+
+
+@posix
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("held", [0, 1], ids=["as it is", "somebody keeps hold of the trainer"])
+def test_a_run_for_which_there_is_not_enough_memory_says_so_and_gives_back_what_it_had(held: int, place: Path) -> None:
+    found = crashes(place, "memory", held)
+    assert (found["state"], found["error"]) == ("failed", "this machine ran out of memory: try a smaller batch, width or context")
+    assert found["files"] == ["best.safetensors"], "what was known at step 0"
+    assert found["then"] == ["finished", 6], "a small run finds room"
+    assert found["freed"] == (found["kept"] < found["grew"] // 2) == (not held)
+
+
 # Damaged logs
 
 

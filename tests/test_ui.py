@@ -27,7 +27,7 @@ from minigpt.runs import Run, RunManager
 from minigpt.tokenizer import WordTokenizer
 from minigpt.ui import charts, checkpoint_tab, feed, form, runs_list, shelf, train_tab, words
 from minigpt.ui.api import Api
-from minigpt.ui.refusals import refusing
+from minigpt.ui.refusals import markup, refusing, sentence
 
 LIMIT_S = 60.0
 TINY: dict[str, Any] = {
@@ -1087,6 +1087,33 @@ def test_a_visitor_sees_the_best_of_the_latest_run_first(trained: RunManager) ->
     assert chosen == f"{trained.latest.id}/best"
     assert "best of its run" in verdict
     assert inside.visible
+
+
+def test_the_list_shows_a_run_by_its_name_and_finds_its_files_by_that(manager: RunManager, tiny_text: str) -> None:
+    saved_model(manager.home / "run", tiny_text)
+    manager.rename("run", "my verse")
+    assert [row[:2] for row in shelf.listed(manager).values.tolist()] == [["my verse", "best"], ["example", "example"]]
+    assert shelf.id_of(manager, "my verse", "best") == "run/best"
+    assert shelf.id_of(manager, "example", "example") == "example/example"
+    with pytest.raises(CheckpointError, match="no longer there"):
+        shelf.find(manager, shelf.id_of(manager, "your verse", "best"))
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("n_heads is 5; it must divide d_model, 32 into even parts: try 4", "Heads is 5; it must divide Width, 32 into even parts: try 4"),
+        (
+            "dropout is 2; it must be a number\nseed is 'x'; it must be a whole number",
+            "Dropout is 2; it must be a number<br>Seed is &#x27;x&#x27;; it must be",
+        ),
+        ("warmup_steps is 9; it must be below max_steps, 9: try 0", "Warm-up is 9; it must be below Steps, 9: try 0"),
+        ("this file holds no tokenizer, whose seed is not known", "this file holds no tokenizer, whose seed is not known"),
+    ],
+)
+def test_a_page_names_a_setting_by_the_label_that_stands_on_it(said: str, shown: str) -> None:
+    assert markup(ConfigError(said)).startswith(shown)
+    assert sentence(ConfigError(said)) == said, "for programs it keeps its name"
 
 
 def test_the_list_of_runs_trusts_no_tick_and_a_run_that_is_gone_leaves_its_place(manager: RunManager, tiny_text: str) -> None:

@@ -27,7 +27,7 @@ from minigpt.inspection.hub import inspect_hub
 from minigpt.runs import RunManager
 from minigpt.ui import charts, compare, feed, shelf, takeaway, words, xray, xray_charts
 from minigpt.ui.refusals import refusing
-from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, first_prompt, listed, path_of, saved, written
+from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, first_prompt, id_of, listed, path_of, saved, written
 from minigpt.ui.xray import SHOWN, parts_table, settings_table, table, tensors_table
 
 DETAILS = 21  # components that a chosen file fills
@@ -87,7 +87,7 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
 
     def choose(event: gr.SelectData) -> list[Any]:
         """Open the row that was clicked."""
-        return open_id(manager, f"{event.row_value[0]}/{event.row_value[1]}")
+        return open_id(manager, id_of(manager, *event.row_value[:2]))
 
     def arrive(current: str) -> list[Any]:
         """Fill the list, and show the newest checkpoint to a visitor who has chosen none."""

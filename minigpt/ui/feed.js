@@ -45,8 +45,7 @@ function smooth(node) {  // from the drawn points, as the slider asks
 function append(id, series) {  // returns false if points are missing in between
   const node = chart(id);
   if (!node) return true;
-  const x = [], y = [], traces = [];
-  let whole = true;
+  const x = [], y = [], traces = []; let whole = true;
   CHARTS[id].forEach((name, trace) => {
     const part = series[name], had = counts[name];
     if (!part || (name === 'smoothed' && otherMean())) return;
@@ -116,13 +115,16 @@ function apply(next) {  // returns false if something is missing that a poll mus
 async function pull() {
   if (busy) return;
   busy = true; polls++;
-  const late = new Promise((_, fail) => setTimeout(() => fail(Error('late')), 8000));
+  const asked = want, late = new Promise((_, fail) => setTimeout(() => fail(Error('late')), 8000));
   try {
     const series = {};  // null: not wanted, its chart is folded away
     for (const id in CHARTS) { const there = chart(id); CHARTS[id].forEach(name => { series[name] = there ? counts[name] ?? [-1, 0] : null; }); }
     if (otherMean()) series.smoothed = null;
     if (!apply(JSON.parse(await Promise.race([server.poll(JSON.stringify({ want, run, life, series, samples: samples.length })), late])))) counts = {};
     misses = 0;
+    if (asked && asked === want && run !== want) {  // deleted, or never there
+      visit(null); put('#status .story', `There is no run ${asked.slice(0, 60)}: this is ${run === 'example' ? 'an example' : 'the latest'}. ${said}`);
+    }
   } catch (error) {
     if (++misses > 1) put('#status .state', 'connection lost, trying again; as long as the program runs, so does the training');
   } finally { busy = false; pulled = performance.now(); }
@@ -143,7 +145,7 @@ function fill(selector, html) {  // made by the server, which escapes what peopl
 
 async function refresh() {  // what stands around the chart: the list of runs, the ticked ones laid over it, the log if it is unfolded
   const node = chart('loss'), now = JSON.stringify([run, view.live, slots]), draw = Boolean(node) && laid !== now;
-  if (!run || document.hidden || (!draw && performance.now() - refreshed < 2000 * SPACE)) return;
+  if (!run || misses || document.hidden || (!draw && performance.now() - refreshed < 2000 * SPACE)) return;
   refreshed = performance.now();
   if (draw) laid = now;
   const [runs, log] = await Promise.all([server.runs(JSON.stringify({ run, slots, draw })), one('#log .rows')?.offsetParent ? server.log_table(run) : null]);
@@ -160,11 +162,11 @@ async function refresh() {  // what stands around the chart: the list of runs, t
 function tick() {
   const now = performance.now();
   for (const id in CHARTS) { const before = nodes[id], node = chart(id); if (node && node !== before && run) { pull(); return; } }
-  refresh().catch(() => { laid = ''; });
+  refresh().catch(() => { laid = ''; misses ||= 1; });
   if (window.Plotly) document.querySelectorAll('.js-plotly-plot:not([data-painted])').forEach(node => node._fullLayout && paint(node));
   if (now - pushed < PUSH_LASTS_MS) return;
-  const gap = document.hidden ? (view.live ? 5000 : 20000) : view.live || now < eager ? 500 : 1500;
-  if (now - pulled >= gap * SPACE * Math.min(2 ** misses, 8)) pull();
+  const gap = SPACE * (document.hidden ? (view.live ? 5000 : 20000) : view.live || now < eager ? 500 : 1500);
+  if (now - pulled >= Math.max(gap, Math.min(gap * 2 ** misses, 20000))) pull();  // where nobody answers, ever more rarely
 }
 
 watch('value', () => {
@@ -172,7 +174,7 @@ watch('value', () => {
   const next = JSON.parse(props.value);
   if (started.here) { started.here = false; if (want) visit(null); }
   if (want && next.run !== want) return;  // another run is looked at meanwhile
-  pushed = performance.now();
+  pushed = performance.now(); misses = 0;
   if (!apply(next)) pull();
 });
 document.addEventListener('input', ({ target }) => {

@@ -1,12 +1,18 @@
 """How the page says no. Gradio renders what it shows as markup, so what a person typed or a file holds is escaped."""
 
 import html
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import gradio as gr
 
+from minigpt.config import TransformerConfig
 from minigpt.errors import MiniGPTError
+
+LABELS = {name: str(field.title) for name, field in TransformerConfig.model_fields.items()}
+# Where a sentence speaks of a setting: a name of several words anywhere, one that is a word of the language only as "seed is".
+SETTING = re.compile("|".join(rf"\b{name}\b" if "_" in name else f"^{name}(?= is )" for name in LABELS), re.MULTILINE)
 
 
 def sentence(error: MiniGPTError | OSError) -> str:
@@ -15,8 +21,8 @@ def sentence(error: MiniGPTError | OSError) -> str:
 
 
 def markup(error: MiniGPTError | OSError) -> str:
-    """Say what is wrong as markup, each problem on its line."""
-    return html.escape(sentence(error)).replace("\n", "<br>")
+    """Say what is wrong as markup, each problem on its line, naming a setting by its label on the page."""
+    return html.escape(SETTING.sub(lambda found: LABELS[found[0]], sentence(error))).replace("\n", "<br>")
 
 
 @contextmanager

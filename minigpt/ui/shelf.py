@@ -19,7 +19,7 @@ LIST_COLUMNS = ["run", "kind", "step", "val. loss", "size", "saved (UTC)"]
 
 def saved(manager: RunManager) -> list[SavedCheckpoint]:
     """List what can be chosen: all runs' checkpoints, then the example."""
-    example = describe(feed.EXAMPLE, "example", "example")
+    example = describe(feed.EXAMPLE, "example", "example", "example")
     return [*manager.checkpoints(), *([example] if example else [])]
 
 
@@ -27,7 +27,7 @@ def listed(manager: RunManager) -> pd.DataFrame:
     """Return the list as a table."""
     rows = [
         [
-            item.run,
+            item.name,
             item.kind,
             "" if item.step is None else f"{item.step:,}",
             "" if item.val_loss is None else f"{item.val_loss:.3f}",
@@ -39,6 +39,11 @@ def listed(manager: RunManager) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=LIST_COLUMNS)
 
 
+def id_of(manager: RunManager, name: object, kind: object) -> str:
+    """Return the id of the checkpoint in a row of the list; names of runs are all different."""
+    return next((item.id for item in saved(manager) if (item.name, item.kind) == (name, kind)), f"{name}/{kind}")
+
+
 def find(manager: RunManager, chosen: str) -> SavedCheckpoint:
     """Return the listed checkpoint with this id; an id is never used as a path.
 
@@ -46,7 +51,7 @@ def find(manager: RunManager, chosen: str) -> SavedCheckpoint:
         CheckpointError: there is none.
     """
     run, _, kind = chosen.rpartition("/")
-    item = describe(feed.EXAMPLE, "example", "example") if chosen == "example/example" else manager.checkpoint(run, kind)
+    item = describe(feed.EXAMPLE, "example", "example", "example") if chosen == "example/example" else manager.checkpoint(run, kind)
     if item is not None:
         return item
     raise CheckpointError("this checkpoint is no longer there; choose another from the list")

@@ -1,7 +1,11 @@
 """The API for programs, and what signals do to a server whose run is live."""
 
+import contextlib
 import json
+import secrets
 import signal
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +14,7 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 
 from browser.conftest import LIMIT_S, LONG, TINY, Server, ServerFactory, wait_until
-from minigpt.header import our_metadata, read_header
+from minigpt.checkpoint import read_checkpoint
 
 SMALL = {**TINY, "max_steps": 40, "log_interval": 1, "eval_interval": 20}
 
@@ -174,22 +178,74 @@ def test_the_feeds_other_functions_answer_before_any_run(untouched: Server) -> N
     assert not feed_answer(untouched, "view", None).ok
 
 
-def test_a_signal_saves_the_live_run_and_ends_the_server_well(make_server: ServerFactory) -> None:
-    """Twice on one home, so that the second server is also a restart: it must find the first one's run as it was left."""
-    home, saved = None, []
-    for number in (signal.SIGTERM, signal.SIGINT):
+class Press:
+    """A button of the page pressed without a page: what the server sends back is read on a thread, as the page's stream would be."""
+
+    def __init__(self, server: Server, button: str, values: Sequence[Any] | None = None) -> None:
+        """Press it with what its inputs hold on a page just loaded, or with the first `values` instead."""
+        config = requests.get(server.url + "config", timeout=LIMIT_S).json()
+        parts = {part["id"]: part["props"] for part in config["components"]}
+        event = next(e for e in config["dependencies"] if any(parts[i].get("elem_id") == button for i, _ in e["targets"] if i in parts))
+        data = [*(values or []), *[parts[number].get("value") for number in event["inputs"]][len(values or []) :]]
+        call = {"data": data, "fn_index": event["id"], "session_hash": secrets.token_hex(5), "trigger_id": event["targets"][0][0]}
+        requests.post(server.url + "gradio_api/queue/join", json=call, timeout=LIMIT_S).raise_for_status()
+        self.messages: list[dict[str, Any]] = []
+        self._address = f"{server.url}gradio_api/queue/data?session_hash={call['session_hash']}"
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(requests.RequestException), requests.get(self._address, stream=True, timeout=LIMIT_S) as answer:
+            for line in answer.iter_lines():
+                if line.startswith(b"data:"):
+                    self.messages.append(json.loads(line[5:]))
+
+    def wait(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
+        """Wait for so many messages of a kind and return them."""
+        found = wait_until(lambda: len(found := [m for m in list(self.messages) if m["msg"] == kind]) >= count and found, f"{count} of {kind}")
+        return list(found)
+
+
+def live_at(server: Server, step: int) -> str:
+    """Wait until a run is live and has made this many steps; return its id."""
+    return str(wait_until(lambda: (view := server.view())["live"] and view["step"] >= step and view["run"], f"a live run at step {step}"))
+
+
+def signalled(server: Server, first: int, *more: int) -> int:
+    """Send a signal, and more of them while the run is being saved; return the exit status."""
+    server.process.send_signal(first)
+    for number in more:
+        wait_until(lambda: "stopping and saving" in server.log.read_text(), "the shutdown")
+        server.process.send_signal(number)
+    return server.process.wait(5.0)
+
+
+def test_a_signal_saves_the_live_run_starts_nothing_of_those_who_wait_and_ends_the_server_well(make_server: ServerFactory) -> None:
+    """On one home, so that each server is also a restart, which must find the run as it was left and go on with it."""
+    home, run, ended = None, "", 0
+    for signals in ((signal.SIGTERM,), (signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM)):
         server = make_server(home)
         home = server.home
-        for earlier in saved:
-            assert server.state(earlier)["state"] == "stopped"
-            assert f"{earlier}/last" in {item["id"] for item in server.call("checkpoints")}
-        server.run({"max_steps": 5000, "log_interval": 1, "eval_interval": 5000})
-        run = server.wait_for_step(10)["run"]
-        assert server.stop(number, 5.0) == 0
+        if run:
+            assert {f"{run}/last", f"{run}/best"} <= {item["id"] for item in server.call("checkpoints")}
+            Press(server, "resume", [run])
+        else:
+            server.run({"max_steps": 5000, "log_interval": 1, "eval_interval": 5000})
+        run = live_at(server, ended + 10)
+        for press in [Press(server, "train") for _ in range(2)]:
+            assert f"run {run} is training" in press.wait("log")[0]["log"]
+            press.wait("process_generating", 2)
+        Press(server, "write", ["example/example", None, "", 400]).wait("process_generating")
+        assert signalled(server, *signals) == 0
+        assert "Traceback" not in server.log.read_text()
         logged = [event["step"] for event in server.metrics(run) if event["type"] == "log"]
-        assert our_metadata(read_header(home / run / "last.safetensors"))["step"] >= logged[-1] - 1
+        saved = read_checkpoint(home / run / "last.safetensors")
+        ended = saved.step
+        assert ended >= logged[-1] - 1
+        assert saved.val_loss is not None
+        assert saved.metadata["val_step"] <= ended
         assert server.state(run)["state"] == "stopped"
-        saved.append(run)
+        assert server.folders() == {run}
 
 
 def test_a_killed_servers_run_is_marked_interrupted_and_keeps_its_checkpoints(make_server: ServerFactory, short_text: str) -> None:

@@ -114,21 +114,6 @@ def test_a_second_tab_of_the_same_browser_follows_with_the_run_s_settings(
     tab.close()
 
 
-def test_after_a_cut_connection_the_page_has_the_whole_curve(page: Page, server: Server, faults: Faults, short_text: str) -> None:
-    server.run({**TINY, **LONG, "max_steps": 100_000, "log_interval": 10}, short_text)
-    count = wait_points(page, 5)
-    known = len(faults)
-    page.context.set_offline(True)
-    expect(page.locator("#status .state")).to_contain_text("connection lost")
-    server.wait_for_step(server.view()["step"] + 100)
-    page.context.set_offline(False)
-    count = wait_points(page, count + 10)
-    assert trace(page, "loss", TRAIN)[0][:count] == server.view()["series"]["train"]["x"][:count]
-    expect(page.locator("#status .state")).not_to_contain_text("connection lost")
-    wait_points(page, count)
-    faults[known:] = [fault for fault in faults[known:] if not re.search(CUT, fault)]
-
-
 def test_the_form_survives_a_reload(page: Page, faults: Faults, short_text: str) -> None:
     paste_text(page, short_text)
     page.get_by_label("Letters").check()
@@ -159,7 +144,7 @@ def test_a_link_fills_the_form_and_a_wrong_one_is_refused_in_words(page: Page, s
     assert "seed=3" in page.url
     assert "max_steps=300" in page.url
     visit(page, faults, server.url + "?preset=quick&n_heads=5")
-    expect(page.get_by_test_id("toast-body").last).to_contain_text("n_heads is 5; it must divide d_model, 32 into even parts: try 4")
+    expect(page.get_by_test_id("toast-body").last).to_contain_text("Heads is 5; it must divide Width, 32 into even parts: try 4")
     expect(page.get_by_role("radio", name="Quick")).to_be_checked()
 
 
@@ -208,6 +193,17 @@ def test_an_address_opens_a_past_run_with_its_curve_and_texts(page: Page, server
     assert trace(page, "loss", TRAIN)[0] == list(range(1, 32))
     assert server.view()["live"]
     expect(page.locator("#train")).to_be_visible()
+
+
+def test_an_address_of_a_run_that_is_not_there_says_so_and_shows_the_latest(page: Page, server: Server, faults: Faults, short_text: str) -> None:
+    latest = run_to_end(server, short_text, 33)
+    visit(page, faults, f"{server.url}?run=<b>gone</b>&preset=classic")
+    expect(page.locator("#status .story")).to_contain_text("There is no run <b>gone</b>: this is the latest. Done in")
+    assert page.evaluate("window.minigpt.view.run") == latest
+    page.wait_for_function("location.search === '?preset=classic'")
+    polls = page.evaluate("window.minigpt.polls")
+    page.wait_for_function("polls => window.minigpt.polls > polls + 1", arg=polls)
+    expect(page.locator("#status .story")).to_contain_text("There is no run <b>gone</b>")
 
 
 def test_ticked_runs_lie_over_the_chart_and_leave_its_own_traces_alone(page: Page, server: Server, short_text: str) -> None:
@@ -285,7 +281,10 @@ def test_a_diverged_run_is_offered_a_third_of_its_rate(page: Page, server: Serve
 
 
 def test_a_run_is_renamed_and_deleted_only_when_confirmed(page: Page, server: Server, short_text: str) -> None:
+    other = run_to_end(server, short_text, 29)
     run = run_to_end(server, short_text, 30)
+    state = server.home / other / "state.json"
+    state.write_text(json.dumps({**server.state(other), "name": "taken"}))
     show(page, run)
     open_part(page, "manage")
     page.locator("#new-name input, #new-name textarea").fill("my <b>first</b> verse")
@@ -296,12 +295,17 @@ def test_a_run_is_renamed_and_deleted_only_when_confirmed(page: Page, server: Se
     page.locator("#delete-no").click()
     expect(page.locator("#delete-question")).to_be_hidden()
     assert (server.home / run).is_dir()
+    page.locator("#new-name input, #new-name textarea").fill("taken")
+    page.locator("#rename").click()
+    expect(page.get_by_test_id("toast-body").last).to_contain_text("another run is called “taken” already: choose a different name")
     page.locator("#delete").click()
     page.locator("#delete-yes").click()
     expect(page.locator(f"#runs-table a[data-run='{run}']")).to_have_count(0)
     assert not (server.home / run).exists()
     page.wait_for_function("run => window.minigpt.view.run !== run", arg=run)
     assert page.locator("#after").inner_text().strip()
+    expect(page.locator("#status .story")).to_contain_text(f"There is no run {run}: this is an example.")
+    page.wait_for_function("!location.search.includes('run=')")
 
 
 def test_smoothing_and_log_axis_change_only_what_they_say_and_leave_the_zoom(page: Page, server: Server, short_text: str) -> None:

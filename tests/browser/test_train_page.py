@@ -244,12 +244,12 @@ def test_wrong_settings_are_refused_with_values_that_work(page: Page, server: Se
         open_part(page, f"settings-{part}")
     for wrong in (
         {
-            "n_heads": (5, "n_heads is 5; it must divide d_model, 32 into even parts: try 4", 4),
-            "warmup_steps": (500, "warmup_steps is 500; it must be below max_steps, 360: try 36", 36),
+            "n_heads": (5, "Heads is 5; it must divide Width, 32 into even parts: try 4", 4),
+            "warmup_steps": (500, "Warm-up is 500; it must be below Steps, 360: try 36", 36),
         },
         {
-            "max_steps": ("", "max_steps is empty; it must be a whole number from 1 to 10,000,000: try 5,000", 5000),
-            "learning_rate": (-1, "learning_rate is -1; it must be a number from 1e-08 to 10: try 0.0003", 0.0003),
+            "max_steps": ("", "Steps is empty; it must be a whole number from 1 to 10,000,000: try 5,000", 5000),
+            "learning_rate": (-1, "Learning rate is -1; it must be a number from 1e-08 to 10: try 0.0003", 0.0003),
         },
     ):
         for name, (value, _, _) in wrong.items():
@@ -275,7 +275,7 @@ def test_a_text_shorter_than_the_context_is_refused_with_the_length_that_fits(pa
     folders = server.folders()
     paste_text(page, "to be or not to be\n" * 5)
     page.locator("#train").click()
-    expect(toast(page)).to_contain_text(re.compile(r"the text has 35 tokens, .* set max_seq_len to 30 or less"))
+    expect(toast(page)).to_contain_text(re.compile(r"the text has 35 tokens, .* set Context length to 30 or less"))
     expect(page.locator("#train")).to_be_visible()
     assert server.folders() == folders
 
