@@ -217,7 +217,5 @@ def limit_this_process(space_bytes: int, data_bytes: int, cpu_s: int, open_files
         "RLIMIT_CORE": 0,
     }
     for name, most in limits.items():
-        try:
+        with contextlib.suppress(AttributeError, ValueError, OSError):
             resource.setrlimit(getattr(resource, name), (most, most))
-        except (AttributeError, ValueError, OSError):
-            continue

@@ -120,7 +120,7 @@ def test_a_long_header_is_read_and_one_above_16_mb_refused(hub: Hub) -> None:
     hub.files[MODEL] = save(WEIGHTS, metadata={"format": "pt", "note": "x" * (15 << 20)})
     assert inspect_hub("someone/tiny", hub.url).parameters == sum(value.numel() for value in WEIGHTS.values())
     hub.files[MODEL] = ((16 << 20) + 1).to_bytes(8, "little") + b"{}"
-    with pytest.raises(CheckpointError, match="header is damaged, or larger than 16 MB"):
+    with pytest.raises(CheckpointError, match="header is cut short, or larger than 16 MB"):
         inspect_hub("someone/tiny", hub.url)
 
 
@@ -195,9 +195,9 @@ def test_redirects_in_a_circle_end(hub: Hub) -> None:
         ((503, {}), r"could not be reached \(HTTPError\)"),
         ((429, {}), r"could not be reached \(HTTPError\)"),
         (b"", "file is empty"),
-        (b"<html>sorry</html>", "header is damaged"),
+        (b"<html>sorry</html>", "is a web page"),
         (b"<htm", "header is cut short"),
-        ((2**40).to_bytes(8, "little") + b"{}", "header is damaged, or larger than 16 MB"),
+        ((2**40).to_bytes(8, "little") + b"{}", "header is cut short, or larger than 16 MB"),
         (save(WEIGHTS)[:-1], "its tensors end past its last byte"),
     ],
 )
@@ -246,7 +246,7 @@ def test_a_server_that_dribbles_is_left_and_no_thread_stays(hub: Hub, monkeypatc
     monkeypatch.setattr(hub, "answer", dribble)
     monkeypatch.setattr(module, "PATIENCE_S", 0.2)
     try:
-        with pytest.raises(CheckpointError, match=r"gave no answer within 0\.2 seconds|could not be reached \(Timeout\)"):
+        with pytest.raises(CheckpointError, match=r"could not be reached \(Timeout(Error)?\)"):
             inspect_hub("someone/tiny", hub.url)
         for lookup in lookups():
             lookup.join(20)
@@ -260,7 +260,7 @@ def test_a_name_that_is_looked_for_in_vain_keeps_nobody_waiting(hub: Hub, monkey
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(20) and [])
     monkeypatch.setattr(module, "PATIENCE_S", 0.2)
     try:
-        with pytest.raises(CheckpointError, match=r"The Hub gave no answer within 0\.2 seconds; try again, or open a downloaded file"):
+        with pytest.raises(CheckpointError, match=r"The Hub could not be reached \(TimeoutError\); try again, or open a downloaded file"):
             inspect_hub("someone/tiny", "http://hub.invalid")
         assert len(lookups()) == 1
     finally:

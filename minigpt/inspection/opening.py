@@ -45,7 +45,7 @@ def inspect_parts(name: str, size: int, parts: Mapping[int, bytes], beside: byte
         CheckpointError: see `inspect_safely`.
     """
     if parts.get(0, b"").startswith(b"\x80"):
-        raise CheckpointError("This file is in torch's old format, whose index lies among its values: use python -m minigpt inspect FILE.")
+        raise CheckpointError("This is torch's old format, its index among its values: upload it (up to 64 MB) or use python -m minigpt inspect.")
     with tempfile.TemporaryFile() as file:
         for start, data in parts.items():
             file.seek(start)
@@ -55,7 +55,7 @@ def inspect_parts(name: str, size: int, parts: Mapping[int, bytes], beside: byte
         except (OSError, OverflowError):
             raise CheckpointError("This file is said to be of a size that no file can have.") from None
         file.seek(0)
-        return _report_of(file, [__name__, "answer", name, "0", _argument(beside)])
+        return _report_of(file, [__name__, "answer", name, "0", beside.decode(errors="ignore").replace("\0", "")])
 
 
 def _report_of(file: BinaryIO, arguments: Sequence[str]) -> Report:
@@ -73,11 +73,7 @@ def _beside(path: Path) -> str:
     config = path.with_name("config.json")
     if path.suffix not in (".safetensors", ".bin") or not config.is_file() or config.stat().st_size > MAX_CONFIG_BYTES:
         return ""
-    return _argument(config.read_bytes())
-
-
-def _argument(config: bytes) -> str:
-    return config.decode(errors="ignore").replace("\0", "")
+    return config.read_bytes().decode(errors="ignore").replace("\0", "")
 
 
 def answer(name: str, scan: str, beside: str = "") -> None:
