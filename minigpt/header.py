@@ -88,14 +88,15 @@ def read_header_of(file: BinaryIO, size: int | None = None) -> Header:
     length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER_BYTES or 8 + length > size:
         raise CheckpointError(f"This safetensors header is cut short, or larger than {MAX_HEADER_BYTES >> 20} MB.")
-    declared = strict_json(file.read(length), "header")
+    data = file.read(length)
+    _check_count(data.count(b'"data_offsets"'))  # before anything is built of them; spelled with an escape they are counted below
+    declared = strict_json(data, "header")
     if not isinstance(declared, dict):
         raise CheckpointError("This safetensors header is not a list of named tensors.")
     metadata = declared.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError("This safetensors header has metadata that is not text.")
-    if len(declared) > MAX_TENSORS:
-        raise CheckpointError(f"This file declares too many tensors: {len(declared):,}; at most {MAX_TENSORS:,} are read.")
+    _check_count(len(declared))
     tensors = {name: _entry(clean(name, 60), value) for name, value in declared.items()}
     reached = 0
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
@@ -107,6 +108,11 @@ def read_header_of(file: BinaryIO, size: int | None = None) -> Header:
     if 8 + length + reached < size:
         raise CheckpointError("This file has trailing bytes after its last tensor.")
     return Header(tensors, metadata, 8 + length, size)
+
+
+def _check_count(count: int) -> None:
+    if count > MAX_TENSORS:
+        raise CheckpointError(f"This file declares too many tensors: {count:,}; at most {MAX_TENSORS:,} are read.")
 
 
 def _entry(name: str, declared: object) -> TensorEntry:

@@ -199,16 +199,23 @@ def on_termination(handler: Callable[[], None]) -> None:
             signal.signal(number, handle)
 
 
-def limit_this_process(memory_bytes: int, cpu_s: int, open_files: int) -> None:
+def limit_this_process(space_bytes: int, data_bytes: int, cpu_s: int, open_files: int) -> None:
     """Bound this process for the rest of its life; it may write no file. A limit that the system does not know or refuses is skipped.
+
+    `space_bytes` bounds the addresses it may reserve, `data_bytes` those that it may write to.
 
     Where there are none (Windows), whoever waits for the process must bound its time.
     """
     if resource is None:
         return
-    limits = {"RLIMIT_AS": memory_bytes, "RLIMIT_CPU": cpu_s, "RLIMIT_FSIZE": 0, "RLIMIT_NOFILE": open_files, "RLIMIT_CORE": 0}
+    limits = {
+        "RLIMIT_AS": space_bytes,
+        "RLIMIT_DATA": data_bytes,
+        "RLIMIT_CPU": cpu_s,
+        "RLIMIT_FSIZE": 0,
+        "RLIMIT_NOFILE": open_files,
+        "RLIMIT_CORE": 0,
+    }
     for name, most in limits.items():
-        try:
+        with contextlib.suppress(AttributeError, ValueError, OSError):
             resource.setrlimit(getattr(resource, name), (most, most))
-        except (AttributeError, ValueError, OSError):
-            continue

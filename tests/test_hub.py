@@ -1,4 +1,5 @@
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,7 @@ from safetensors.torch import save
 from minigpt.cli import main
 from minigpt.errors import CheckpointError
 from minigpt.inspection import hub as module
+from minigpt.inspection import opening
 from minigpt.inspection.hub import inspect_hub
 
 WEIGHTS = {"wte.weight": torch.zeros(50, 8), "h.0.ln_1.weight": torch.ones(8), "h.0.attn.c_attn.weight": torch.zeros(8, 24)}
@@ -28,6 +30,7 @@ class Hub:
         }  # fmt: skip
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.knows_ranges = True
+        self.told_size = ""  # in place of the true one
         this = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -50,7 +53,7 @@ class Hub:
             handler.send_response(found[0])
         elif self.knows_ranges:
             last = min(int(handler.headers["Range"].removeprefix("bytes=0-")), len(found) - 1)
-            headers, body = {"Content-Range": f"bytes 0-{last}/{len(found)}"}, found[: last + 1]
+            headers, body = {"Content-Range": f"bytes 0-{last}/{self.told_size or len(found)}"}, found[: last + 1]
             handler.send_response(206)
         else:
             headers, body = {}, found
@@ -86,14 +89,14 @@ def test_a_model_is_described_by_its_header_and_its_config(hub: Hub) -> None:
     assert report.config["n_head"] == 2
     assert report.size_bytes == len(hub.files[MODEL])
     assert report.warnings == []
-    assert report.notes[0] == "values not checked: of a model on the Hub only the header and config.json are read"
+    assert report.notes[0] == "values not checked: only the header was read"
 
 
 def test_two_requests_are_made_each_for_a_bounded_range_and_without_a_login(hub: Hub, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     inspect_hub("someone/tiny", hub.url)
-    assert [(path, headers["Range"]) for path, headers in hub.asked] == [(MODEL, "bytes=0-4194303"), (SETTINGS, "bytes=0-1048575")]
+    assert [(path, headers["Range"]) for path, headers in hub.asked] == [(MODEL, "bytes=0-16777223"), (SETTINGS, "bytes=0-65535")]
     assert not any("Authorization" in headers or "Cookie" in headers for _, headers in hub.asked)
 
 
@@ -101,16 +104,37 @@ def test_of_a_large_file_only_the_header_is_taken(hub: Hub) -> None:
     hub.files[MODEL] = save({"wte.weight": torch.zeros(8 << 20)}, metadata={"format": "pt"})  # 32 MB
     hub.knows_ranges = False
     seen: list[int] = []
-    real = module.read_header_of
+    real = module.inspect_parts
 
-    def counted(file: Any, size: int) -> Any:
-        seen.append(len(file.getvalue()))
-        return real(file, size)
+    def counted(name: str, size: int, parts: Any, beside: bytes) -> Any:
+        seen.append(len(parts[0]))
+        return real(name, size, parts, beside)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "read_header_of", counted)
+        patch.setattr(module, "inspect_parts", counted)
         assert inspect_hub("someone/tiny", hub.url).size_bytes == len(hub.files[MODEL])
     assert seen[0] <= 1 << 17
+
+
+def test_a_long_header_is_read_and_one_above_16_mb_refused(hub: Hub) -> None:
+    hub.files[MODEL] = save(WEIGHTS, metadata={"format": "pt", "note": "x" * (15 << 20)})
+    assert inspect_hub("someone/tiny", hub.url).parameters == sum(value.numel() for value in WEIGHTS.values())
+    hub.files[MODEL] = ((16 << 20) + 1).to_bytes(8, "little") + b"{}"
+    with pytest.raises(CheckpointError, match="header is cut short, or larger than 16 MB"):
+        inspect_hub("someone/tiny", hub.url)
+
+
+def test_a_header_that_would_fill_the_memory_does_so_in_a_child_with_limits(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "run_child", lambda *_: b'{"refused": "this was a child"}')
+    with pytest.raises(CheckpointError, match="this was a child"):
+        inspect_hub("someone/tiny", hub.url)
+
+
+@pytest.mark.parametrize("size", ["-5", "9" * 30])
+def test_a_size_that_no_file_can_have_is_refused(hub: Hub, size: str) -> None:
+    hub.told_size = size
+    with pytest.raises(CheckpointError, match="said to be of a size that no file can have"):
+        inspect_hub("someone/tiny", hub.url)
 
 
 def test_a_model_without_a_config_json_is_described_all_the_same(hub: Hub) -> None:
@@ -170,10 +194,10 @@ def test_redirects_in_a_circle_end(hub: Hub) -> None:
         ((404, {"X-Error-Code": "EntryNotFound"}), r"has no model\.safetensors: its weights are split into several files"),
         ((503, {}), r"could not be reached \(HTTPError\)"),
         ((429, {}), r"could not be reached \(HTTPError\)"),
-        (b"", r"could not be reached \(HTTPError\)|cut short"),
-        (b"<html>sorry</html>", "header is damaged"),
+        (b"", "file is empty"),
+        (b"<html>sorry</html>", "is a web page"),
         (b"<htm", "header is cut short"),
-        ((2**40).to_bytes(8, "little") + b"{}", "header is damaged, or larger than 4 MB"),
+        ((2**40).to_bytes(8, "little") + b"{}", "header is cut short, or larger than 16 MB"),
         (save(WEIGHTS)[:-1], "its tensors end past its last byte"),
     ],
 )
@@ -205,23 +229,44 @@ def test_where_downloads_are_switched_off_nothing_is_asked(hub: Hub, monkeypatch
     assert hub.asked == []
 
 
-def test_a_server_that_dribbles_is_left(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def lookups() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "hub"]
+
+
+def test_a_server_that_dribbles_is_left_and_no_thread_stays(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
 
     def dribble(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
         handler.send_header("Content-Length", "1000000")
         handler.end_headers()
-        handler.wfile.write(b"12")
-        over.wait(20)
+        while not over.wait(0.02):
+            handler.wfile.write(b"\0")
 
     monkeypatch.setattr(hub, "answer", dribble)
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "PATIENCE_S", 0.2)
     try:
-        with pytest.raises(CheckpointError, match=r"could not be reached \(Timeout\)"):  # not the time-out of a single answer
+        with pytest.raises(CheckpointError, match=r"could not be reached \(Timeout(Error)?\)"):
             inspect_hub("someone/tiny", hub.url)
+        for lookup in lookups():
+            lookup.join(20)
+        assert lookups() == []
     finally:
         over.set()
+
+
+def test_a_name_that_is_looked_for_in_vain_keeps_nobody_waiting(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(20) and [])
+    monkeypatch.setattr(module, "PATIENCE_S", 0.2)
+    try:
+        with pytest.raises(CheckpointError, match=r"The Hub could not be reached \(TimeoutError\); try again, or open a downloaded file"):
+            inspect_hub("someone/tiny", "http://hub.invalid")
+        assert len(lookups()) == 1
+    finally:
+        over.set()
+        for lookup in lookups():
+            lookup.join(20)
 
 
 def test_the_command_takes_a_name_where_there_is_no_such_path(

@@ -1,4 +1,5 @@
 import os
+import struct
 import sys
 import threading
 import time
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minigpt import system
+from minigpt import header, system
 from minigpt.errors import CheckpointError
 from minigpt.inspection import inspect_safely, opening, sandbox
 from minigpt.inspection.sandbox import run_child
@@ -47,8 +48,9 @@ def test_a_child_that_never_ends_is_killed_at_the_wall_clock_limit(good: Path) -
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(LIMITED + "limit_this_process(768 << 20, 1, 32)\nwhile True: pass", id="too much processor time"),
-        pytest.param(LIMITED + "limit_this_process(768 << 20, 5, 32); bytearray(2 << 30)", id="too much memory"),
+        pytest.param(LIMITED + "limit_this_process(768 << 20, 768 << 20, 1, 32)\nwhile True: pass", id="too much processor time"),
+        pytest.param(LIMITED + "limit_this_process(768 << 20, 4 << 30, 5, 32); bytearray(2 << 30)", id="too much address space"),
+        pytest.param(LIMITED + "limit_this_process(4 << 30, 72 << 20, 5, 32); bytearray(100 << 20)", id="too much memory"),
         pytest.param("import os; os.abort()", id="an abort"),
         pytest.param("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", id="a segmentation fault"),
         pytest.param("raise SystemExit(3)", id="an exit with an error"),
@@ -66,7 +68,8 @@ def test_a_limited_child_can_write_no_file(good: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="was not opened"):
         run(
             good,
-            LIMITED + f"limit_this_process(768 << 20, 5, 32); file = open({str(tmp_path / 'out')!r}, 'wb'); file.write(b'x' * 100); file.close()",
+            LIMITED
+            + f"limit_this_process(768 << 20, 72 << 20, 5, 32); file = open({str(tmp_path / 'out')!r}, 'wb'); file.write(b'x' * 100); file.close()",
         )
     assert not (tmp_path / "out").exists() or (tmp_path / "out").stat().st_size == 0
 
@@ -127,9 +130,19 @@ def test_who_waits_too_long_for_a_turn_is_told_to_try_again(good: Path, monkeypa
         inspect_safely(good)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot be bounded to what it may write to")
+@pytest.mark.parametrize("unit", [b"[]", b"{}", b"1", b'"0123456789"'])
+def test_a_header_that_would_fill_hundreds_of_megabytes_is_refused_within_its_limit(tmp_path: Path, unit: bytes) -> None:
+    listed = b",".join([unit] * (header.MAX_HEADER_BYTES // (len(unit) + 1) - 100))
+    declared = b'{"w":[' + listed + b"]}"
+    (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(declared)) + declared)
+    with pytest.raises(CheckpointError, match="needs more memory to be read than is allowed"):
+        inspect_safely(tmp_path / "x.safetensors")
+
+
 def test_without_the_resource_module_the_limits_are_skipped_and_the_child_still_answers(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "resource", None)
-    limit_this_process(1, 1, 1)
+    limit_this_process(1, 1, 1, 1)
     program = "import sys; sys.modules['resource'] = None; " + sandbox.PROGRAM
     with good.open("rb") as file:
         reply = run_child(file, ["minigpt.inspection.opening", "answer", "x", "1"], 30.0, program)

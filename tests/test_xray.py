@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 from conftest import ROOT
+from gradio.context import LocalContext
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -29,7 +30,7 @@ from minigpt.inspection.measuring import measure_safely, relative_changes
 from minigpt.model import MiniGPT
 from minigpt.runs import RunManager
 from minigpt.tokenizer import WordTokenizer
-from minigpt.ui import checkpoint_tab, compare, shelf, takeaway, xray, xray_charts
+from minigpt.ui import checkpoint_tab, compare, pages, shelf, takeaway, xray, xray_charts
 
 TINY: dict[str, Any] = {"vocab_size": 60, "max_seq_len": 16, "d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 48}
 MARKUP = "<img src=x onerror=window.ran=1>"
@@ -306,3 +307,26 @@ def test_what_had_to_be_assumed_of_other_people_s_weights_is_said_on_the_page(tm
     (tmp_path / "config.json").unlink()
     shown = checkpoint_tab.open_upload(str(tmp_path / "model.safetensors"))
     assert any(isinstance(part, str) and "assumed 1 head, each 64 wide: the file does not say" in part for part in shown)
+
+
+def test_a_page_is_sent_nothing_that_was_made_of_a_file_it_no_longer_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_shown", {})
+    handler = pages.while_shown(lambda *_: iter("abc"))
+
+    def on(page: str, act: Any) -> Any:
+        LocalContext.request.set(gr.Request(session_hash=page))
+        return act()
+
+    on("one", lambda: pages.opened("run/best"))
+    on("two", lambda: pages.opened("run/best"))
+    mine, others, upload = (on(page, lambda: handler("run/best", None)) for page in ("one", "two", "new"))
+    assert [on(page, lambda it=it: next(it)) for page, it in (("one", mine), ("two", others), ("new", upload))] == ["a", "a", "a"]
+    on("one", lambda: pages.opened("run/last"))
+    assert [list(mine), list(others), list(upload)] == [[], ["b", "c"], ["b", "c"]]
+    on("one", lambda: pages.opened("/uploads/a/x.pt"))
+    assert on("one", lambda: list(handler(shelf.UPLOADED, "/uploads/a/x.pt"))) == ["a", "b", "c"]
+    assert on("one", lambda: list(handler(shelf.UPLOADED, "/uploads/b/x.pt"))) == []
+    for number in range(pages.MAX_PAGES + 5):
+        on(str(number), lambda: pages.opened("run/best"))
+    assert len(pages._shown) == pages.MAX_PAGES
+    LocalContext.request.set(None)

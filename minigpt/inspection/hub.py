@@ -1,34 +1,32 @@
 """What a model on the Hugging Face Hub is made of, from two small requests: the header of its weights and its config.json. No weight is fetched.
 
-Asks the Hub alone, follows it only to hosts of its own, sends no login, and bounds what it reads in bytes and in time.
+Asks the Hub alone, follows it only to hosts of its own, sends no login, and bounds what it reads in bytes and in time. What came is looked at in a
+child process, as an upload is.
 """
 
-import io
 import re
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from urllib.parse import urljoin, urlsplit
 
 import requests
 from urllib3.exceptions import HTTPError
 
 from minigpt.errors import CheckpointError
-from minigpt.header import read_header_of
-from minigpt.inspection.meaning import judge
-from minigpt.inspection.recognise import add_config, recognise_safetensors
+from minigpt.header import MAX_HEADER_BYTES
+from minigpt.inspection.opening import MAX_CONFIG_BYTES, inspect_parts
 from minigpt.inspection.report import Report
 from minigpt.system import is_offline
 
-HUB = "https://huggingface.co"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-TIMEOUT_S, PATIENCE_S = 5.0, 15.0  # for each answer; for all of it: a server that dribbles must not keep a person waiting
+PATIENCE_S = 5.0  # for all of it: neither a server that dribbles nor a name that is looked for in vain may keep a person waiting
 MAX_REDIRECTS = 5
-MAX_HEADER_BYTES, MAX_CONFIG_BYTES = 4 << 20, 1 << 20  # this header is parsed here and not in a child: no longer than the most tensors need
 _STORES = re.compile(r"([a-z0-9-]+\.)*hf\.co")  # hosts on which the Hub keeps large files
-_CLOSED = "There is no public model of this name on the Hub: it is missing, private, or asks for a login."
 
 
-def inspect_hub(name: str, hub: str = HUB) -> Report:
+def inspect_hub(name: str, hub: str = "https://huggingface.co") -> Report:
     """Report what is in `model.safetensors` of a model on the Hub such as "openai-community/gpt2", by its header alone.
 
     Raises:
@@ -38,28 +36,33 @@ def inspect_hub(name: str, hub: str = HUB) -> Report:
         raise CheckpointError("A model on the Hub is called owner/name, such as openai-community/gpt2.")
     if is_offline():
         raise CheckpointError("Looking at the Hub needs the network, which MINIGPT_OFFLINE switches off.")
+    files: Future[tuple[tuple[bytes, int], bytes]] = Future()  # the beginning of the weights and their whole size; config.json
+    # On a thread, which ends by itself, as nothing else bounds how long the system looks for a host: without a network that took 20 s.
+    threading.Thread(target=_fetch_both, args=(name, hub, files), name="hub", daemon=True).start()
+    try:
+        (found, size), beside = files.result(PATIENCE_S)
+    except (TimeoutError, requests.RequestException, HTTPError, ValueError) as error:
+        raise CheckpointError(f"The Hub could not be reached ({type(error).__name__}); try again, or open a downloaded file.") from None
+    return inspect_parts("model.safetensors", size, {0: found}, beside)
+
+
+def _fetch_both(name: str, hub: str, files: "Future[tuple[tuple[bytes, int], bytes]]") -> None:
     deadline = time.monotonic() + PATIENCE_S
-    with requests.Session() as session:
-        session.auth = lambda request: request  # else requests would send what a netrc file holds for this host
-        try:
-            found = _fetch(session, hub, f"/{name}/resolve/main/model.safetensors", MAX_HEADER_BYTES, deadline, _has_header)
-            if found is None:
+    try:
+        with requests.Session() as session:
+            session.auth = lambda request: request  # else requests would send what a netrc file holds for this host
+            weights = _fetch(session, hub, f"/{name}/resolve/main/model.safetensors", 8 + MAX_HEADER_BYTES, deadline, _has_header)
+            if weights is None:
                 raise CheckpointError("This model has no model.safetensors: its weights are split into several files, or are in another format.")
             beside = _fetch(session, hub, f"/{name}/resolve/main/config.json", MAX_CONFIG_BYTES, deadline)
-        except (requests.RequestException, HTTPError, ValueError) as error:
-            raise CheckpointError(f"The Hub could not be reached ({type(error).__name__}); try again, or open a downloaded file.") from None
-    file, size = io.BytesIO(found[0]), found[1]
-    contents = recognise_safetensors(file, read_header_of(file, size), scan=False)
-    add_config(contents, beside[0] if beside is not None else b"")
-    contents.notes.insert(0, "values not checked: of a model on the Hub only the header and config.json are read")
-    return judge(contents, size, checked=False)
+        files.set_result((weights, beside[0] if beside else b""))
+    except Exception as error:  # noqa: BLE001  raised again where the result is waited for
+        files.set_exception(error)
 
 
 def _has_header(data: bytearray) -> bool:
     length = int.from_bytes(data[:8], "little")
-    if len(data) >= 8 and 8 + length > MAX_HEADER_BYTES:
-        raise CheckpointError(f"This safetensors header is damaged, or larger than {MAX_HEADER_BYTES >> 20} MB.")
-    return len(data) >= 8 + length and len(data) >= 8
+    return len(data) >= 8 + (length if length <= MAX_HEADER_BYTES else 0)  # more is refused whatever follows
 
 
 def _fetch(
@@ -71,14 +74,14 @@ def _fetch(
         there = urlsplit(url)
         if not url.startswith(hub + "/") and not (there.scheme == "https" and _STORES.fullmatch(there.netloc)):
             raise CheckpointError("The Hub sent on to a host that is not its own; it was not followed.")
-        with session.get(url, headers=headers, timeout=TIMEOUT_S, stream=True, allow_redirects=False) as answer:
+        with session.get(url, headers=headers, timeout=PATIENCE_S, stream=True, allow_redirects=False) as answer:
             if answer.is_redirect:
                 url = urljoin(url, answer.headers["Location"])
                 continue
             if answer.status_code == requests.codes.not_found and answer.headers.get("X-Error-Code") != "RepoNotFound":
                 return None
             if answer.status_code in (401, 403, 404):
-                raise CheckpointError(_CLOSED)
+                raise CheckpointError("There is no public model of this name on the Hub: it is missing, private, or asks for a login.")
             answer.raise_for_status()
             data = bytearray()
             while chunk := answer.raw.read1(1 << 16, decode_content=False):  # whatever has come, so that the deadline is looked at

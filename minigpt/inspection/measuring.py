@@ -16,7 +16,7 @@ import numpy as np
 from minigpt.errors import CheckpointError
 from minigpt.header import open_regular
 from minigpt.inspection.meaning import bare_name
-from minigpt.inspection.sandbox import CPU_S, NO_ANSWER, TOO_MUCH, WALL_S, limit_this_child, parsed, start_child, tell, turn
+from minigpt.inspection.sandbox import CPU_S, NO_ANSWER, SPACE_BYTES, TOO_MUCH, WALL_S, limit_this_child, parsed, start_child, tell, turn
 from minigpt.inspection.statistics import TensorStatistics, measure
 from minigpt.inspection.values import open_values, values_of
 
@@ -50,7 +50,7 @@ def measure_safely(path: Path, name: str = "") -> Generator[tuple[float, TensorS
 
 def answer(name: str, wanted: str) -> None:
     """Be the child: write a line of JSON for each piece that was read."""
-    limit_this_child(CPU_S + sys.stdin.buffer.seek(0, os.SEEK_END) // BYTES_PER_S)
+    limit_this_child(CPU_S + sys.stdin.buffer.seek(0, os.SEEK_END) // BYTES_PER_S, SPACE_BYTES)
     found = _measured(name, wanted)
     while tell(lambda: next(found, None)):
         pass

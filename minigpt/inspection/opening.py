@@ -32,26 +32,30 @@ def inspect_safely(path: Path, *, scan: bool = True) -> Report:
         return _report_of(file, [__name__, "answer", path.name, str(int(scan)), _beside(path)])
 
 
-def inspect_parts(name: str, size: int, parts: Mapping[int, bytes]) -> Report:
+def inspect_parts(name: str, size: int, parts: Mapping[int, bytes], beside: bytes = b"") -> Report:
     """Report what a file elsewhere holds, of which only the header or directory is here; its values are not checked.
 
     Args:
         name: what the file is called.
         size: its length in bytes.
         parts: pieces of it by the place where they start; everything else counts as zeros.
+        beside: the config.json that belongs to it.
 
     Raises:
         CheckpointError: see `inspect_safely`.
     """
     if parts.get(0, b"").startswith(b"\x80"):
-        raise CheckpointError("This file is in torch's old format, whose index lies among its values: use python -m minigpt inspect FILE.")
+        raise CheckpointError("This is torch's old format, its index among its values: upload it (up to 64 MB) or use python -m minigpt inspect.")
     with tempfile.TemporaryFile() as file:
         for start, data in parts.items():
             file.seek(start)
             file.write(data)
-        file.truncate(size)  # the rest is a hole and takes no place
+        try:
+            file.truncate(size)  # the rest is a hole and takes no place
+        except (OSError, OverflowError):
+            raise CheckpointError("This file is said to be of a size that no file can have.") from None
         file.seek(0)
-        return _report_of(file, [__name__, "answer", name, "0"])
+        return _report_of(file, [__name__, "answer", name, "0", beside.decode(errors="ignore").replace("\0", "")])
 
 
 def _report_of(file: BinaryIO, arguments: Sequence[str]) -> Report:
@@ -69,7 +73,7 @@ def _beside(path: Path) -> str:
     config = path.with_name("config.json")
     if path.suffix not in (".safetensors", ".bin") or not config.is_file() or config.stat().st_size > MAX_CONFIG_BYTES:
         return ""
-    return config.read_text(encoding="utf-8", errors="replace").replace("\0", "")
+    return config.read_bytes().decode(errors="ignore").replace("\0", "")
 
 
 def answer(name: str, scan: str, beside: str = "") -> None:

@@ -21,7 +21,8 @@ from minigpt.errors import CheckpointError
 from minigpt.system import limit_this_process
 
 PATIENCE_S = 60.0
-MEMORY_BYTES, CPU_S, WALL_S, OPEN_FILES = 768 << 20, 5, 10.0, 32  # what one child may use
+# What one child may use. Its memory is what it can write to: with it, at most 64 MB more is resident than in a child that has read nothing.
+SPACE_BYTES, MEMORY_BYTES, CPU_S, WALL_S, OPEN_FILES = 768 << 20, 72 << 20, 3, 10.0, 32
 PROGRAM = """
 import importlib, sys
 sys.path.insert(0, sys.argv[1])
@@ -112,7 +113,8 @@ def tell(work: Callable[[], dict[str, object] | None]) -> bool:
     return reply is not None
 
 
-def limit_this_child(cpu_s: int = CPU_S) -> None:
+def limit_this_child(cpu_s: int = CPU_S, memory_bytes: int = MEMORY_BYTES) -> None:
     """Bound this process, for at most `cpu_s` seconds of work; where there are no limits it at least ends itself in time."""
-    limit_this_process(MEMORY_BYTES, cpu_s, OPEN_FILES)
+    limit_this_process(SPACE_BYTES, memory_bytes, cpu_s, OPEN_FILES)
+    threading.stack_size(1 << 18)  # of the thread that this starts, which counts in full: the system's may be larger than all that is allowed
     faulthandler.dump_traceback_later(cpu_s + WALL_S, exit=True, file=sys.stderr)

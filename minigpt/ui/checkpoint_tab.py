@@ -9,7 +9,6 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from minigpt.history import curves
 from minigpt.inspection import Report, inspect_parts, inspect_safely
 from minigpt.inspection.hub import inspect_hub
 from minigpt.runs import RunManager
-from minigpt.ui import charts, compare, feed, shelf, takeaway, words, xray, xray_charts
+from minigpt.ui import charts, compare, feed, pages, shelf, takeaway, words, xray, xray_charts
 from minigpt.ui.refusals import refusing
 from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, first_prompt, id_of, listed, path_of, saved, written
 from minigpt.ui.xray import SHOWN, parts_table, settings_table, table, tensors_table
@@ -37,20 +36,16 @@ ANY_FILE = """<label for="any-file">or look at a file of any size; its weights s
 NO_VOCABULARY = "It holds no vocabulary: its prompt is ids of tokens, such as 1 2 3, and so is its text."
 
 
-@dataclass
-class CheckpointTab:
-    """The components that other parts of the page fill: the list, and what is shown of a chosen file, in the order of `shown`."""
+def build(manager: RunManager, tab: gr.Tab) -> tuple[gr.Dataframe, list[gr.components.Component]]:
+    """Lay out the tab inside the current gr.Tab and wire its events.
 
-    listing: gr.Dataframe
-    details: list[gr.components.Component]
-
-
-def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
-    """Lay out the tab inside the current gr.Tab and wire its events."""
+    Returns:
+        what other parts of the page fill: the list, and what is shown of a chosen file, in the order of `shown`.
+    """
     gr.HTML("<p>Look inside a saved model: what it is, how it was trained, what it writes. Files are looked at, never run.</p>", elem_classes="lead")
     with gr.Row():
         with gr.Column(scale=5, min_width=260):
-            widths = ["242px", "70px", "62px", "88px", "78px", "120px"]
+            widths = ["280px", "92px", "72px", "112px", "88px", "140px"]
             listing = table(listed(manager), "Saved checkpoints: choose one", max_height=260, elem_id="checkpoints", column_widths=widths)
             with gr.Row():
                 hub = gr.Textbox(
@@ -67,7 +62,7 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
     with gr.Column(visible=False) as inside:
         with gr.Row():
             with gr.Column(scale=4, min_width=260):
-                widths = ["108px", "80px", "112px", "110px"]
+                widths = ["136px", "100px", "136px", "116px"]
                 config = table(settings_table(None), "Settings", max_height=420, elem_id="config", wrap=True, column_widths=widths)
             with gr.Column(scale=5, min_width=260):
                 curve = gr.Plot(charts.as_plot(charts.loss_figure({}, {})), show_label=False, elem_id="curve")
@@ -101,7 +96,7 @@ def build(manager: RunManager, tab: gr.Tab) -> CheckpointTab:
     peek.submit(lambda sent: ["", *open_parts(sent)], peek, [peek, *details], **latest)
     gr.on([ask.click, hub.submit], open_hub, hub, details, **latest)
     doomed.click(lambda id: [*delete(manager, id), listed(manager)], chosen, [*details, listing], js=takeaway.CONFIRM, **latest)
-    return CheckpointTab(listing, details)
+    return listing, details
 
 
 def _writing(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[gr.Accordion, list[gr.components.Component], gr.Textbox, Any]:
@@ -116,13 +111,27 @@ def _writing(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[
         go = gr.Button("Write", variant="primary", elem_id="write")
         text = gr.Textbox(label="Text", lines=8, max_lines=16, interactive=False, buttons=["copy"], elem_id="text")
     asked: list[gr.components.Component] = [prompt, length, temperature, seed]
-    writes = go.click(_writer(manager), [chosen, upload, *asked], text, concurrency_limit=2, **SHOWN)
+
+    def write_text(chosen: str, upload: str | None, prompt: str, length: float, temperature: float, seed: float) -> Iterator[str]:
+        """Yield the text as it grows."""
+        yield prompt or ""  # at once: what has not yielded yet cannot be cancelled
+        with refusing("Cannot write"):
+            checkpoint = open_any(path_of(manager, chosen, upload))
+            ids = checkpoint.tokenizer.encode((prompt or "")[:MAX_PROMPT]) if checkpoint.tokenizer else []
+            if checkpoint.tokenizer and (remark := unknown(checkpoint.tokenizer, ids)):
+                gr.Info(f"{html.escape(remark)}.")
+            text = written(checkpoint, prompt or "", int(length or 80), float(temperature or 0.0), int(seed or 0))
+            for count, grown in enumerate(text, start=1):
+                if count % 4 == 0 or count == int(length or 80):
+                    yield grown
+
+    writes = go.click(pages.while_shown(write_text), [chosen, upload, *asked], text, concurrency_limit=2, **SHOWN)
     return writing, asked, text, writes
 
 
 def open_id(manager: RunManager, chosen: str) -> list[Any]:
     """Show a listed checkpoint."""
-    return _or_refusal(lambda: shown_details(chosen, shelf.find(manager, chosen).path))
+    return _or_refusal(chosen, lambda: shown_details(chosen, shelf.find(manager, chosen).path))
 
 
 def open_newest(manager: RunManager) -> list[Any]:
@@ -134,7 +143,7 @@ def open_newest(manager: RunManager) -> list[Any]:
 
 def open_upload(path: str | None) -> list[Any]:
     """Show an uploaded file, or say in one sentence why not."""
-    return _or_refusal(lambda: shown_details(UPLOADED, Path(path))) if path else [gr.skip()] * DETAILS
+    return _or_refusal(path, lambda: shown_details(UPLOADED, Path(path))) if path else [gr.skip()] * DETAILS
 
 
 def open_parts(sent: str | None) -> list[Any]:
@@ -147,16 +156,17 @@ def open_parts(sent: str | None) -> list[Any]:
             raise ValueError("out of bounds")
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
         return refused(CheckpointError("the page could not read this file: choose it again, or use python -m minigpt inspect FILE"))
-    return _or_refusal(lambda: shown(inspect_parts(name, size, parts), f"{name}, which stayed on your disk"))
+    return _or_refusal("", lambda: shown(inspect_parts(name, size, parts), f"{name}, which stayed on your disk"))
 
 
 def open_hub(name: str | None) -> list[Any]:
     """Show what a model on the Hub is, from its header alone."""
     wanted = (name or "").strip()[:200]
-    return _or_refusal(lambda: shown(inspect_hub(wanted), f"{wanted}, on the Hub"))
+    return _or_refusal("", lambda: shown(inspect_hub(wanted), f"{wanted}, on the Hub"))
 
 
-def _or_refusal(show: Callable[[], list[Any]]) -> list[Any]:
+def _or_refusal(file: str, show: Callable[[], list[Any]]) -> list[Any]:
+    pages.opened(file)  # from now on nothing that is made of another is sent
     try:
         return show()
     except (MiniGPTError, OSError) as error:
@@ -169,6 +179,7 @@ def delete(manager: RunManager, chosen: str) -> list[Any]:
         return [gr.skip()] * DETAILS
     with refusing("Cannot delete"):
         shelf.delete(manager, chosen)
+    pages.opened("")
     return _hidden(f'<p class="line">{html.escape(chosen)} was deleted.</p>')
 
 
@@ -183,7 +194,7 @@ def _hidden(line: str) -> list[Any]:
 
 
 def shown_details(chosen: str, path: Path) -> list[Any]:
-    """Return what the tab shows of a file that is here, in the order of `CheckpointTab.details`.
+    """Return what the tab shows of a file that is here, in the order of what `build` returns.
 
     Raises:
         CheckpointError: the file cannot be opened, or is one of ours and cannot be used.
@@ -203,7 +214,7 @@ def shown_details(chosen: str, path: Path) -> list[Any]:
 
 
 def shown(report: Report, name: str, chosen: str = "", *remarks: str, prompt: str = "", text: str = "") -> list[Any]:
-    """Return what the tab shows of a report, in the order of `CheckpointTab.details`.
+    """Return what the tab shows of a report, in the order of what `build` returns.
 
     Args:
         report: what was found.
@@ -260,20 +271,3 @@ def _verdict(report: Report, remarks: tuple[str, ...], name: str) -> str:
 def _kept(metadata: dict[str, Any]) -> pd.DataFrame:
     rows = [[str(sample.get("step", ""))[:12], clean(str(sample.get("text", "")), 1000, lines=True)] for sample in metadata.get("samples") or []]
     return pd.DataFrame(rows, columns=["step", "text"])
-
-
-def _writer(manager: RunManager) -> Any:
-    def write_text(chosen: str, upload: str | None, prompt: str, length: float, temperature: float, seed: float) -> Iterator[str]:
-        """Yield the text as it grows."""
-        yield prompt or ""  # at once: what has not yielded yet cannot be cancelled
-        with refusing("Cannot write"):
-            checkpoint = open_any(path_of(manager, chosen, upload))
-            ids = checkpoint.tokenizer.encode((prompt or "")[:MAX_PROMPT]) if checkpoint.tokenizer else []
-            if checkpoint.tokenizer and (remark := unknown(checkpoint.tokenizer, ids)):
-                gr.Info(f"{html.escape(remark)}.")
-            text = written(checkpoint, prompt or "", int(length or 80), float(temperature or 0.0), int(seed or 0))
-            for count, grown in enumerate(text, start=1):
-                if count % 4 == 0 or count == int(length or 80):
-                    yield grown
-
-    return write_text

@@ -15,7 +15,7 @@ from minigpt.history import curves
 from minigpt.inspection import inspect_safely
 from minigpt.inspection.measuring import relative_changes
 from minigpt.runs import RunManager
-from minigpt.ui import charts, shelf, xray_charts
+from minigpt.ui import charts, pages, shelf, xray_charts
 from minigpt.ui.refusals import refusing
 from minigpt.ui.xray import SHOWN
 
@@ -67,7 +67,7 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
 
     part.expand(lambda: gr.Dropdown(choices=[item.id for item in shelf.saved(manager)]), None, other, **SHOWN)
     inputs = [chosen, upload, other, other_upload, *writing]
-    go.click(compare, inputs, [result, settings, changes, curve, *texts], concurrency_limit=1, **SHOWN)
+    go.click(pages.while_shown(compare), inputs, [result, settings, changes, curve, *texts], concurrency_limit=1, **SHOWN)
     return part
 
 

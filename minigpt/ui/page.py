@@ -59,7 +59,7 @@ def build(manager: RunManager) -> gr.Blocks:
                 with train.under_chart:
                     runs_list.build(manager, train)
             with gr.Tab("Checkpoint", id="checkpoint") as tab:
-                look = checkpoint_tab.build(manager, tab)
+                listing, parts = checkpoint_tab.build(manager, tab)
 
         def show_run(run_id: str) -> list[Any]:
             """Open a run's best checkpoint in the Checkpoint tab, or the newest one."""
@@ -67,7 +67,7 @@ def build(manager: RunManager) -> gr.Blocks:
             details = checkpoint_tab.open_id(manager, f"{run_id}/{kind}") if kind else checkpoint_tab.open_newest(manager)
             return [gr.Tabs(selected="checkpoint"), shelf.listed(manager), *details]
 
-        opened = [tabs, look.listing, *look.details]
+        opened = [tabs, listing, *parts]
         shown: dict[str, Any] = {"js": "() => [window.minigpt.view.run]", "show_progress": "hidden", "api_visibility": "private"}
         run_id = gr.Textbox(visible=False)
         train.look_inside.click(show_run, run_id, opened, **shown)

@@ -11,6 +11,7 @@ import gradio as gr
 
 from minigpt.export import export
 from minigpt.runs import RunManager
+from minigpt.ui import pages
 from minigpt.ui.refusals import refusing
 from minigpt.ui.shelf import path_of
 from minigpt.ui.xray import SHOWN
@@ -40,7 +41,7 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[gr.
         with refusing("Cannot be written in this form"), tempfile.TemporaryDirectory() as place:
             yield gr.File(str(packed(path_of(manager, chosen, upload), chosen, form, Path(place))), visible=True)
 
-    preparing = go.click(prepare, [chosen, upload, form], ready, concurrency_limit=1, **SHOWN)
+    preparing = go.click(pages.while_shown(prepare), [chosen, upload, form], ready, concurrency_limit=1, **SHOWN)
     return ready, delete, preparing
 
 

@@ -17,7 +17,7 @@ from minigpt.inspection import Report, inspect_safely
 from minigpt.inspection.measuring import measure_safely
 from minigpt.inspection.statistics import TensorStatistics
 from minigpt.runs import RunManager
-from minigpt.ui import charts, words, xray_charts
+from minigpt.ui import charts, pages, words, xray_charts
 from minigpt.ui.refusals import refusing
 from minigpt.ui.shelf import path_of
 
@@ -59,19 +59,20 @@ def build_values(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tu
                 yield [_note(""), gr.skip(), gr.Button(visible=False)]
                 raise
 
-    def show(chosen: str, upload: str | None, event: gr.SelectData) -> list[Any]:
+    def show(chosen: str, upload: str | None, event: gr.SelectData) -> Iterator[list[Any]]:
         """Draw the values of the tensor whose row was clicked."""
         with refusing("Cannot measure"), closing(measure_safely(path_of(manager, chosen, upload), str(event.row_value[0]))) as work:
             found = next((tensor for _, tensor in work if tensor), None)
         if found is None or not found.histogram:
             why = "it shares its data with another tensor" if found is None else found.remark or "it has no finite values"
-            return [_note(f"{event.row_value[0]} cannot be drawn: {why}."), gr.Plot(visible=False), gr.Plot(visible=False)]
-        plots = [gr.Plot(charts.as_plot(draw(found)), visible=True) for draw in (xray_charts.histogram_figure, xray_charts.picture_figure)]
-        return [_note(_in_words(found)), *plots]
+            yield [_note(f"{event.row_value[0]} cannot be drawn: {why}."), gr.Plot(visible=False), gr.Plot(visible=False)]
+        else:
+            figures = xray_charts.histogram_figure(found), xray_charts.picture_figure(found)
+            yield [_note(_in_words(found)), *(gr.Plot(charts.as_plot(figure), visible=True) for figure in figures)]
 
-    work = measure.click(measured, [chosen, upload], [note, tensors, stop], concurrency_limit=2, **SHOWN)
+    work = measure.click(pages.while_shown(measured), [chosen, upload], [note, tensors, stop], concurrency_limit=2, **SHOWN)
     stop.click(lambda: [_note("Stopped."), gr.Button(visible=False)], None, [note, stop], cancels=[work], **SHOWN)
-    tensors.select(show, [chosen, upload], [note, histogram, picture], trigger_mode="multiple", **SHOWN)
+    tensors.select(pages.while_shown(show), [chosen, upload], [note, histogram, picture], trigger_mode="multiple", **SHOWN)
     return tensors, [measure, stop, note, histogram, picture], work
 
 
@@ -103,14 +104,9 @@ def _summary(found: dict[str, TensorStatistics]) -> str:
     return " · ".join([*parts, *([f"{unread:,} of a kind that is not read"] if unread else [])])
 
 
-def _in_words(found: TensorStatistics) -> str:
-    assert found.minimum is not None
-    assert found.maximum is not None
-    assert found.mean is not None
-    return (
-        f"{found.name}: from {words.figure(found.minimum)} to {words.figure(found.maximum)}, mean {words.figure(found.mean)}, "
-        f"standard deviation {words.figure(found.std or 0.0)}, {found.zeros:,} zeros, {found.nan + found.infinite:,} not finite"
-    )
+def _in_words(it: TensorStatistics) -> str:
+    low, high, mean, std = (words.figure(value or 0.0) for value in (it.minimum, it.maximum, it.mean, it.std))
+    return f"{it.name}: from {low} to {high}, mean {mean}, standard deviation {std}, {it.zeros:,} zeros, {it.nan + it.infinite:,} not finite"
 
 
 def tensors_table(report: Report | None, found: dict[str, TensorStatistics] | None = None) -> pd.DataFrame:

@@ -22,7 +22,7 @@ def blocks_figure(parameters: Mapping[str, int]) -> go.Figure:
     labels, counts = [_text(name) for name in parameters], list(parameters.values())
     hover = "%{label}: %{value:,} parameters<extra></extra>"
     treemap = go.Treemap(labels=labels, parents=[""] * len(labels), values=counts, textinfo="label+percent root", hovertemplate=hover)
-    return charts.dressed(go.Figure([treemap]), 260).update_layout(margin={"l": 0, "r": 0, "t": 0, "b": 0})
+    return charts.dressed(go.Figure([treemap]), 260).update_layout(margin={"l": 0, "r": 0, "t": 0, "b": 0}, treemapcolorway=[charts.BLUE])
 
 
 def histogram_figure(found: TensorStatistics) -> go.Figure:

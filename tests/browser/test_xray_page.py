@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import struct
 import zipfile
 from collections.abc import Iterator
@@ -10,11 +11,12 @@ from pathlib import Path
 import hostile
 import pytest
 import torch
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import BrowserContext, Page, Route, expect
 from safetensors.torch import load_file
 
 from browser.conftest import TINY, Faults, Server, arrive, open_part
-from browser.test_checkpoint_page import EXAMPLE, STEP, cells, choose, drop
+from browser.test_checkpoint_page import EXAMPLE, MARKUP, STEP, cells, choose, drop
+from minigpt.inspection import inspect_file
 
 LARGE = 70 << 20  # more than may be uploaded
 TYPICAL = (
@@ -77,6 +79,44 @@ def test_values_are_measured_and_a_chosen_tensor_is_drawn(shelf: Page, server: S
     assert "" in {row[3] for row in cells(shelf, "tensors")}
 
 
+WATCH = """window.seen = new Set();
+(function look() {
+    for (const part of document.querySelectorAll('#measured, #text textarea')) window.seen.add(part.innerText || part.value || '');
+    requestAnimationFrame(look);
+})()"""
+
+
+def test_what_was_asked_of_one_file_is_not_shown_beside_another(shelf: Page, server: Server, run: str, opened_page: tuple[Page, Faults]) -> None:
+    """The request is held back until the other file is open, so that nothing is there yet that could be cancelled."""
+    first, second = (len(inspect_file(path).tensors) for path in (server.home / run / "best.safetensors", EXAMPLE))
+    assert first != second
+    prompt = shelf.locator("#prompt textarea").input_value()
+    shelf.locator("#temperature input[type=number]").fill("0")
+    texts = [server.call("generate", name, prompt, 80, 0, 0) for name in (f"{run}/best", "example/example")]
+    open_part(shelf, "tensors")
+    held: list[Route] = []
+    shelf.route("**/queue/join*", lambda route: held.append(route) if len(held) < 2 else route.continue_())
+    for button in ("measure", "write"):
+        with shelf.expect_request("**/queue/join*"):
+            shelf.locator(f"#{button}").click()
+    choose(shelf, "example", "example")
+    expect(shelf.locator("#verdict .line")).to_contain_text(STEP)
+    shelf.evaluate(WATCH)
+    for route in held:
+        with shelf.expect_response("**/queue/join*"):
+            route.continue_()
+    shelf.locator("#prompt textarea").fill(prompt)
+    shelf.wait_for_function("""([text, count]) => {  // a click while the first one's is awaited is none
+        document.querySelector('#measure').click(); document.querySelector('#write').click();
+        return document.querySelector('#text textarea').value === text && document.querySelector('#measured').innerText.startsWith(count);
+    }""", arg=[texts[1], f"{second} tensors"], polling=200)  # fmt: skip
+    shelf.unroute("**/queue/join*")
+    opened_page[1][:] = [fault for fault in opened_page[1] if "422" not in fault]  # gradio asks to cancel what has no number yet
+    seen = shelf.evaluate("[...window.seen]")
+    assert texts[0] not in seen
+    assert not [text for text in seen if text.startswith(f"{first} tensors")]
+
+
 def test_a_file_larger_than_an_upload_is_looked_at_on_the_visitors_disk(shelf: Page, tmp_path: Path) -> None:
     sent: list[int] = []
     shelf.on("request", lambda request: sent.append(len(request.post_data_buffer or b"")))
@@ -101,7 +141,7 @@ def test_what_cannot_be_looked_at_replaces_the_old_verdict(shelf: Page, tmp_path
     torch.save({"wte.weight": torch.zeros(4, 2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     (tmp_path / "page.pt").write_text("<!doctype html>" + " " * 600)
     (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04" + bytes(50))
-    for name, said in (("old.pt", "python -m minigpt inspect FILE"), ("page.pt", "web page"), ("cut.pt", "cut short")):
+    for name, said in (("old.pt", "upload it (up to 64 MB) or use python -m minigpt inspect"), ("page.pt", "web page"), ("cut.pt", "cut short")):
         shelf.locator("#any-file").set_input_files(tmp_path / name)
         expect(shelf.locator("#verdict .wrong")).to_contain_text(said)
         expect(shelf.locator("#config")).to_be_hidden()
@@ -109,6 +149,35 @@ def test_what_cannot_be_looked_at_replaces_the_old_verdict(shelf: Page, tmp_path
 
 def plain_cells(page: Page, name: str) -> list[list[str]]:
     return [row.locator("td").all_inner_texts() for row in page.locator(f"#{name} tbody tr").all()]
+
+
+def test_a_name_with_markup_is_text_wherever_it_is_shown(shelf: Page, server: Server, run: str, tmp_path: Path) -> None:
+    odd = tmp_path / f"{MARKUP}.safetensors"
+    shutil.copy(EXAMPLE, odd)
+    shelf.locator("#any-file").set_input_files(odd)
+    expect(shelf.locator("#verdict")).to_contain_text(f"{MARKUP}.safetensors, which stayed on your disk")
+    shutil.copytree(server.home / run, server.home / MARKUP)
+    try:
+        shelf.get_by_role("tab", name="Train").click()
+        shelf.get_by_role("tab", name="Checkpoint").click()
+        expect(shelf.locator("#checkpoints")).to_contain_text(MARKUP)
+        choose(shelf, MARKUP, "best")
+        expect(shelf.locator("#verdict")).to_contain_text(f"{MARKUP}/best")
+        open_part(shelf, "compare-part")
+        shelf.locator("#other-upload input[type=file]").set_input_files(odd)
+        expect(shelf.locator("#other-upload")).to_contain_text("safetensors")
+        shelf.locator("#compare").click()
+        expect(shelf.locator("#text-b textarea")).to_have_value(re.compile(r"\S+ \S+ \S+"))
+        expect(shelf.locator("#text-a")).to_contain_text(MARKUP)
+        expect(shelf.locator("#both-curves")).to_contain_text("img src=x")
+        shelf.locator("#other-upload").get_by_label("Clear").click()
+        torch.save({"model": 5}, tmp_path / f"{MARKUP}.pt")
+        shelf.locator("#any-file").set_input_files(tmp_path / f"{MARKUP}.pt")
+        expect(shelf.locator("#verdict .wrong")).to_contain_text("Not a checkpoint")
+    finally:
+        shutil.rmtree(server.home / MARKUP)
+    assert shelf.locator("img[src=x]").count() == 0
+    assert shelf.evaluate("window.ran") is None
 
 
 def test_two_checkpoints_are_compared(shelf: Page, run: str) -> None:
