@@ -48,18 +48,12 @@ def train(
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("gloo" if on_cpu else "nccl")
     try:
-        return _train(config, callback, stop_event or threading.Event(), **options)
+        first = dist.get_rank() == 0
+        config.vocab_path = config.vocab_path if first else ""
+        return RankTrainer(config, callback if first and callback else lambda _: None, stop_event or threading.Event(), **options).run()
     finally:
         gc.collect()  # what still refers to the group would keep its threads from being joined
         dist.destroy_process_group()
-
-
-def _train(config: TransformerConfig, callback: Callback | None, stop: threading.Event, **options: Any) -> tuple[MiniGPT, TextTokenizer]:
-    first = dist.get_rank() == 0
-    config.vocab_path = config.vocab_path if first else ""
-    trainer = RankTrainer(config, callback if first and callback is not None else lambda _: None, stop, **options)
-    trainer.finish(trainer.loop())
-    return trainer.model, trainer.tokenizer
 
 
 def lend_a_hand(config: TransformerConfig, stop_event: threading.Event, resume: Path | None = None, max_steps: int | None = None) -> None:
@@ -71,11 +65,9 @@ def lend_a_hand(config: TransformerConfig, stop_event: threading.Event, resume: 
         resume: instead, the run to go on with: its folder or one of its checkpoints.
         max_steps: its new end.
     """
-    if resume is None:
-        train(config, None, stop_event)
-    else:
-        found = find_checkpoint(resume)
-        train(resumed_config(found, found.path.parent, max_steps=max_steps), None, stop_event, resume=found.path)
+    found = find_checkpoint(resume) if resume is not None else None
+    config = config if found is None else resumed_config(found, found.path.parent, max_steps=max_steps)
+    train(config, None, stop_event, resume=found and found.path)
 
 
 class _Loss(nn.Module):

@@ -64,10 +64,7 @@ def train(
     """
     config.check()
     stop = stop_event if stop_event is not None else threading.Event()
-    emit = callback if callback is not None else lambda _event: None
-    trainer = Trainer(config, emit, stop, resume)
-    trainer.finish(trainer.loop())
-    return trainer.model, trainer.tokenizer
+    return Trainer(config, callback if callback is not None else lambda _event: None, stop, resume).run()
 
 
 class Trainer:
@@ -119,6 +116,11 @@ class Trainer:
     def elapsed(self) -> float:
         """Seconds since the loop began, those of earlier sittings included."""
         return self.elapsed_before + time.perf_counter() - self.began
+
+    def run(self) -> tuple[MiniGPT, TextTokenizer]:
+        """Train to the end; return the model as it is then, with its tokenizer."""
+        self.finish(self.loop())
+        return self.model, self.tokenizer
 
     def loop(self) -> Reason:
         """Make steps until the run is over; return why it is."""
