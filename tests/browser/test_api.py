@@ -190,17 +190,3 @@ def test_a_signal_saves_the_live_run_and_ends_the_server_well(make_server: Serve
         assert our_metadata(read_header(home / run / "last.safetensors"))["step"] >= logged[-1] - 1
         assert server.state(run)["state"] == "stopped"
         saved.append(run)
-
-
-def test_a_killed_servers_run_is_marked_interrupted_and_keeps_its_checkpoints(make_server: ServerFactory, short_text: str) -> None:
-    server = make_server()
-    server.run({**TINY, **LONG}, short_text)
-    run = server.wait_for_step(50)["run"]
-    server.stop(signal.SIGKILL)
-    assert server.state(run)["state"] == "training"
-    again = make_server(server.home)
-    assert again.state(run)["state"] == "interrupted"
-    assert f"{run}/best" in {item["id"] for item in again.call("checkpoints")}
-    assert again.call("generate", f"{run}/best", "", 5)
-    assert not list((server.home / run).glob(".*.tmp"))
-    assert again.stop() == 0
