@@ -107,7 +107,7 @@ step "ruff format" "$VENV/bin/ruff" format --check
 step "mypy" "$VENV/bin/mypy"
 "$VENV/bin/python" tests/sizes.py
 say "== pytest"
-"$VENV/bin/python" -m pytest --rootdir=. -q -n 2 tests ${selection:+-m "$selection"} "$@"
+"$VENV/bin/python" -m pytest --rootdir=. -q -n 2 --dist worksteal tests ${selection:+-m "$selection"} "$@"
 code=$?
 if [ "$status" -eq 0 ]; then status=$code; fi
 exit "$status"

@@ -180,10 +180,9 @@ def test_settings_that_do_not_fit_each_other_are_refused(place: Place, tmp_path:
     assert "warmup_steps is 8; it must be below max_steps, 4: try 0" in lines
 
 
-def test_a_text_that_cannot_be_read_fails_the_run_with_one_sentence(place: Place) -> None:
-    done = place.run("train", "--data-path", "nowhere.txt")
-    assert done.returncode == 1
-    assert no_traceback(done).splitlines() == [
+def test_a_text_that_cannot_be_read_fails_the_run_with_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--data-path", "nowhere.txt"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
         "the run failed: the text file 'nowhere.txt' cannot be read (No such file or directory); give the path of a UTF-8 text file"
     ]
 

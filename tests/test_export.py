@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
+import transformers  # whose parts are imported where they are used: it takes two seconds, and not every process runs these tests
 from conftest import ROOT, ConfigFactory, verse
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, NanoChatForCausalLM, PreTrainedTokenizerFast
 
 from minigpt import export as module
 from minigpt.checkpoint import read_checkpoint, save_checkpoint
@@ -23,7 +22,7 @@ from minigpt.tokenizer import TOKENIZERS
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
-CLASSES = {"gpt2": GPT2LMHeadModel, "modern": NanoChatForCausalLM}
+CLASSES = {"gpt2": "GPT2LMHeadModel", "modern": "NanoChatForCausalLM"}
 TEXTS = (
     verse(20), "", "\n\n", "ROMEO:\nThe moon <pad> is well-fed; <unk> o'er the sun--so! <bos>\n", "unknownwörd  two  spaces\t<eos> zyx 你好 😀",
     "<|endoftext|> </s> [PAD]", "end \n of\r\nlines", " leading and trailing ",
@@ -65,22 +64,22 @@ def test_transformers_opens_the_folder_and_computes_what_we_compute(tmp_path: Pa
     path = write(arch, kind)
     files = export(path, tmp_path / "out")
     assert sorted(files) == sorted((tmp_path / "out").iterdir())
-    model, info = CLASSES[arch].from_pretrained(tmp_path / "out", output_loading_info=True)
+    model, info = getattr(transformers, CLASSES[arch]).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert {name: list(found) for name, found in info.items() if found} == {}
     ours = read_checkpoint(path)
     ids = torch.randint(0, ours.config.vocab_size, (3, ours.config.max_seq_len), generator=torch.Generator().manual_seed(1))
     expected = logits_of(ours.model, ids)
     assert (logits_of(model, ids) - expected).abs().max() <= 1e-5 * max(1.0, float(expected.abs().max()))
-    assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), ids), logits_of(model, ids))
+    assert torch.equal(logits_of(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out"), ids), logits_of(model, ids))
 
 
 @pytest.mark.parametrize("kind", ["word", "char"])
-@pytest.mark.parametrize("opener", [AutoTokenizer, PreTrainedTokenizerFast])
-def test_the_tokenizer_in_the_folder_gives_our_ids_and_our_text(tmp_path: Path, write: Any, kind: str, opener: Any) -> None:
+@pytest.mark.parametrize("opener", ["AutoTokenizer", "PreTrainedTokenizerFast"])
+def test_the_tokenizer_in_the_folder_gives_our_ids_and_our_text(tmp_path: Path, write: Any, kind: str, opener: str) -> None:
     ours = read_checkpoint(path := write("gpt2", kind)).tokenizer
     assert ours is not None
     export(path, tmp_path / "out")
-    theirs = opener.from_pretrained(tmp_path / "out")
+    theirs = getattr(transformers, opener).from_pretrained(tmp_path / "out")
     for text in TEXTS:
         ids = ours.encode(text)
         assert theirs(text)["input_ids"] == ids
@@ -96,7 +95,8 @@ def test_transformers_writes_the_likeliest_tokens_that_we_write_and_no_special_o
         weights["norm.weight"].mul_(0.3)
         weights["norm.bias"].add_(20 * weights["embedding.weight"][3])  # the likeliest of all is the end token
     export(save_checkpoint(model, None, config, 7, 1.5, path=tmp_path / "ours.safetensors"), tmp_path / "out")
-    found = GPT2LMHeadModel.from_pretrained(tmp_path / "out").generate(torch.tensor([[5, 6, 7]]), do_sample=False, max_new_tokens=10)[0].tolist()
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out")
+    found = theirs.generate(torch.tensor([[5, 6, 7]]), do_sample=False, max_new_tokens=10)[0].tolist()
     assert found == [5, 6, 7, *generate(model, [5, 6, 7], 10, temperature=0)]
     assert logits_of(model, torch.tensor([found]))[0, -1].argmax() == 3
 
@@ -194,7 +194,7 @@ def test_the_command_exports_a_run_s_best_checkpoint_and_lists_the_files(tmp_pat
     assert [Path(line) for line in capsys.readouterr().out.splitlines()] == [
         tmp_path / "out" / name for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
     ]
-    assert NanoChatForCausalLM.from_pretrained(tmp_path / "out").config.hidden_size == 16
+    assert transformers.NanoChatForCausalLM.from_pretrained(tmp_path / "out").config.hidden_size == 16
     assert main(["export", str(run / "best.safetensors"), str(tmp_path / "out")]) == 1
     assert capsys.readouterr().err == (
         f"{run / 'best.safetensors'}: {tmp_path / 'out'} is there already and is not an empty folder, so nothing was written: name a new one\n"

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
+import transformers  # whose parts are imported where they are used: it takes two seconds, and not every process runs these tests
 from conftest import verse
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, NanoChatConfig, NanoChatForCausalLM
 
 from minigpt.checkpoint import save_checkpoint
 from minigpt.cli import main
@@ -40,16 +39,17 @@ def shaken(model: Any, std: float = 0.05) -> Any:
     return model.eval()
 
 
-def gpt2(**changes: Any) -> GPT2LMHeadModel:
-    return shaken(GPT2LMHeadModel(GPT2Config(**{"vocab_size": V, "n_positions": T, "n_embd": C, "n_layer": 2, "n_head": 4, **changes})))
+def gpt2(**changes: Any) -> Any:
+    sizes = {"vocab_size": V, "n_positions": T, "n_embd": C, "n_layer": 2, "n_head": 4}
+    return shaken(transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**sizes, **changes})))
 
 
-def nanochat(**changes: Any) -> NanoChatForCausalLM:
+def nanochat(**changes: Any) -> Any:
     sizes = {"vocab_size": V, "hidden_size": C, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return shaken(NanoChatForCausalLM(NanoChatConfig(**{**sizes, "max_position_embeddings": T, **changes})))
+    return shaken(transformers.NanoChatForCausalLM(transformers.NanoChatConfig(**{**sizes, "max_position_embeddings": T, **changes})))
 
 
-def in_torch_order(model: GPT2LMHeadModel) -> dict[str, Tensor]:
+def in_torch_order(model: Any) -> dict[str, Tensor]:
     """A GPT-2's tensors as trainers keep them that build it from `nn.Linear`."""
     state = model.state_dict()
     return {name: value.T.contiguous() if name.endswith(MATRICES) else value for name, value in state.items()}

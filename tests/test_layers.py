@@ -192,6 +192,7 @@ def test_words_and_inspection_load_no_heavy_library(names: str, tmp_path: Path) 
     assert out.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_page_sets_the_environment_before_torch_is_imported(tmp_path: Path) -> None:
     out = fresh(f"{WATCH}\nimport app\nprint(Watch.seen, 'torch' in sys.modules)", tmp_path)
     assert out.splitlines()[-1] == "['PASSIVE'] True"

@@ -58,6 +58,7 @@ def test_a_run_killed_a_hundred_times_loses_nothing_and_arrives(place: Path) -> 
 
 
 @posix
+@pytest.mark.slow
 def test_a_save_without_care_does_not_survive_the_same_kills(place: Path) -> None:
     assert crashes(place, "naive", 40, 20)["unreadable"] >= 1
 
@@ -66,6 +67,7 @@ def test_a_save_without_care_does_not_survive_the_same_kills(place: Path) -> Non
 
 
 @posix
+@pytest.mark.slow
 def test_a_full_disk_is_told_once_and_costs_neither_the_run_nor_the_older_file(place: Path) -> None:
     found = crashes(place, "disk")
     told = "could not save: File too large; the older checkpoint is unharmed, training goes on"

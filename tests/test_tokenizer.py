@@ -15,6 +15,7 @@ from minigpt.errors import CheckpointError, RunStopped
 from minigpt.tokenizer import TOKENIZERS, CharTokenizer, TextTokenizer, WordTokenizer
 
 KINDS = list(TOKENIZERS)
+TINY_SHAKESPEARE = Path(__file__).parent / "tiny_shakespeare.txt"  # sixty lines of it, with speakers, dashes, hyphens and apostrophes
 
 
 def learned(text: str, kind: str = "word", cap: int = 100_000) -> TextTokenizer:
@@ -103,6 +104,12 @@ def test_nearly_all_lines_of_the_plays_come_back_exactly(plays: str, play_tokeni
     lines = plays.splitlines()
     exact = sum(play_tokenizer.decode(play_tokenizer.encode(line)) == line for line in lines[:: max(1, len(lines) // 4000)])
     assert exact >= 0.98 * len(lines[:: max(1, len(lines) // 4000)])
+
+
+def test_a_page_of_tiny_shakespeare_comes_back_exactly() -> None:
+    page = TINY_SHAKESPEARE.read_text(encoding="utf-8")
+    tokenizer = learned(page)
+    assert tokenizer.decode(tokenizer.encode(page)) == page
 
 
 def test_characters_come_back_exactly(plays: str) -> None:

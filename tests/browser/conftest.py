@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,19 @@ import requests
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
 from conftest import ROOT, verse  # noqa: E402
 from gradio_client import Client  # noqa: E402
-from playwright.sync_api import Browser, BrowserContext, Page  # noqa: E402
+from playwright.sync_api import Browser, BrowserContext, Locator, Page  # noqa: E402
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
     "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    "--process-per-site",  # all pages of a context share what the first one compiled
 ]  # fmt: skip
 LIMIT_S = 30.0
 playwright.expect.set_options(timeout=1000 * LIMIT_S)
-LONG = {"max_steps": 5000, "warmup_steps": 8, "eval_interval": 40, "log_interval": 1}  # ended by a stop
+LONG = {"max_steps": 5000, "batch_size": 128, "warmup_steps": 8, "eval_interval": 40, "log_interval": 1}  # ended by a stop, before curves are thinned
+ENDED = ("finished", "stopped", "failed", "diverged")
+EXAMPLE = ROOT / "assets" / "example.safetensors"
 TINY = {"vocab_size": 100, "max_seq_len": 16, "d_model": 16, "n_heads": 2, "n_layers": 1, "d_ff": 32, "batch_size": 4, "warmup_steps": 2}
 HERE = Path(__file__).parent
 
@@ -40,6 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.browser)
             item.add_marker(pytest.mark.flaky(reruns=1))  # a machine that is busy elsewhere can starve a browser past every limit
+    items.sort(key=lambda item: "untouched" not in getattr(item, "fixturenames", ()))  # these first, so that one worker's server does for all
 
 
 def wait_until(told: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
@@ -221,9 +226,14 @@ def visitor(browser: Browser, request: pytest.FixtureRequest, faults: Faults) ->
 
 
 @pytest.fixture(scope="session")
-def regular(browser: Browser) -> Iterator[BrowserContext]:
-    """Return the context of a visitor who comes again and again, whose browser has the page's scripts already."""
+def regular(browser: Browser, shared_server: Server) -> Iterator[BrowserContext]:
+    """Return the context of a visitor who comes again and again, whose browser has the page's scripts compiled already.
+
+    A tab stays open on an address of the server that does nothing: it keeps the browser's process, which costs half of what opening the page does.
+    """
     context = browser.new_context(viewport={"width": 1280, "height": 900})
+    tab = arrive(context, shared_server, [])
+    tab.goto(shared_server.url + "theme.css")
     yield context
     context.close()
 
@@ -272,6 +282,45 @@ def wait_points(page: Page, count: int) -> int:
         arg=count,
     )
     return len(trace(page, "loss", 0)[0])
+
+
+def cells(page: Page, table: str) -> list[list[str]]:
+    """The texts of a table's rows."""
+    rows = page.locator(f"#{table} .virtual-row").all()
+    return [[cell.strip() for cell in row.get_by_role("gridcell").all_inner_texts()] for row in rows]
+
+
+@contextmanager
+def opening(page: Page) -> Iterator[None]:
+    """Wait until the file that is asked for inside has been opened."""
+    with page.expect_response(lambda answer: "queue/join" in answer.url):
+        yield
+    playwright.expect(page.locator("#verdict").get_by_test_id("status-tracker")).to_have_class(re.compile(r"\bhide\b"))
+
+
+def row_of(page: Page, run: str, kind: str) -> Locator:
+    """A row of the list of checkpoints, in sight: the table draws no others. The latest run stands first, the example last."""
+    row = page.locator("#checkpoints .virtual-row").filter(has_text=run).filter(has_text=kind)
+    if not row.count():
+        end = "part.scrollHeight" if run == "example" else "0"
+        page.locator("#checkpoints").evaluate(f"n => n.querySelectorAll('*').forEach(part => {{ part.scrollTop = {end}; }})")
+    row.wait_for()
+    return row
+
+
+def choose(page: Page, run: str, kind: str) -> None:
+    """Click a row of the list of checkpoints and wait until the file has been opened."""
+    row = row_of(page, run, kind)
+    with opening(page):
+        row.locator("[role=gridcell][aria-selected=false]").first.click()  # a click on the cell that is chosen already is none
+
+
+def drop(page: Page, *files: Path | dict[str, Any]) -> None:
+    """Upload a file, in the place of one that was uploaded before."""
+    clear = page.locator("#upload").get_by_label("Clear")
+    if clear.count():
+        clear.click()
+    page.locator("#upload input[type=file]").set_input_files(*files)
 
 
 def trace(page: Page, chart: str, number: int) -> tuple[list[float], list[float | None]]:
@@ -325,6 +374,31 @@ def paste_text(page: Page, text: str) -> None:
     """Choose a text of one's own and put it into its box as one piece; typing key by key would take minutes."""
     page.get_by_label("my own text").check()
     page.locator("#own-text textarea").evaluate("(box, text) => { box.value = text; box.dispatchEvent(new Event('input', {bubbles: true})); }", text)
+
+
+@pytest.fixture(scope="module")
+def run(shared_server: Server, short_text: str) -> str:
+    """Make a run and return its id."""
+    return str(list(shared_server.run({**TINY, "max_steps": 60, "log_interval": 1, "eval_interval": 20}, short_text))[-1]["run"])
+
+
+@pytest.fixture(scope="module")
+def opened_tab(run: str, shared_server: Server, regular: BrowserContext) -> Iterator[tuple[Page, Faults]]:
+    faults: Faults = []
+    page = arrive(regular, shared_server, faults)
+    page.get_by_role("tab", name="Checkpoint").click()
+    playwright.expect(page.locator("#verdict .line")).to_contain_text("step")
+    yield page, faults
+    page.close()
+
+
+@pytest.fixture
+def shelf(opened_tab: tuple[Page, Faults]) -> Iterator[Page]:
+    """Return the page with the Checkpoint tab open. All tests of a module look at the same one; it shows what the one before left there."""
+    page, faults = opened_tab
+    page.bring_to_front()
+    yield page
+    assert not faults
 
 
 @pytest.fixture(scope="session")

@@ -246,17 +246,3 @@ def test_a_signal_saves_the_live_run_starts_nothing_of_those_who_wait_and_ends_t
         assert saved.metadata["val_step"] <= ended
         assert server.state(run)["state"] == "stopped"
         assert server.folders() == {run}
-
-
-def test_a_killed_servers_run_is_marked_interrupted_and_keeps_its_checkpoints(make_server: ServerFactory, short_text: str) -> None:
-    server = make_server()
-    server.run({**TINY, **LONG}, short_text)
-    run = server.wait_for_step(50)["run"]
-    server.stop(signal.SIGKILL)
-    assert server.state(run)["state"] == "training"
-    again = make_server(server.home)
-    assert again.state(run)["state"] == "interrupted"
-    assert f"{run}/best" in {item["id"] for item in again.call("checkpoints")}
-    assert again.call("generate", f"{run}/best", "", 5)
-    assert not list((server.home / run).glob(".*.tmp"))
-    assert again.stop() == 0

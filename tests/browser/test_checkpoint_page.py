@@ -13,70 +13,30 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import Page, expect
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from browser.conftest import TINY, Faults, Server, VisitorFactory, arrive, open_part, paste_text, press_train, reload, trace, train_with, wait_state
+from browser.conftest import (
+    EXAMPLE,
+    Faults,
+    Server,
+    VisitorFactory,
+    cells,
+    choose,
+    drop,
+    open_part,
+    opening,
+    reload,
+    row_of,
+    trace,
+    train_with,
+)
 from minigpt.header import our_metadata, read_header
 
-EXAMPLE = ROOT / "assets" / "example.safetensors"
 MARKUP = "<img src=x onerror=window.ran=1>"
 STEP = f"step {our_metadata(read_header(EXAMPLE))['step']:,}"
 VAL = 2  # trace of the loss chart
-
-
-@pytest.fixture(scope="module")
-def run(shared_server: Server, short_text: str) -> str:
-    """Make a run and return its id."""
-    return str(list(shared_server.run({**TINY, "max_steps": 60, "log_interval": 1, "eval_interval": 20}, short_text))[-1]["run"])
-
-
-@pytest.fixture(scope="module")
-def opened_shelf(run: str, shared_server: Server, regular: BrowserContext) -> Iterator[tuple[Page, Faults]]:
-    faults: Faults = []
-    page = arrive(regular, shared_server, faults)
-    page.get_by_role("tab", name="Checkpoint").click()
-    expect(page.locator("#verdict .line")).to_contain_text("step")
-    yield page, faults
-    page.close()
-
-
-@pytest.fixture
-def shelf(opened_shelf: tuple[Page, Faults], run: str) -> Iterator[Page]:
-    """Return the page with the Checkpoint tab open and the example shown in it; all tests look at the same one."""
-    page, faults = opened_shelf
-    page.bring_to_front()
-    choose(page, run, "last")  # another row first: a click on the row that is chosen already is none
-    choose(page, "example", "example")
-    expect(page.locator("#verdict .line")).to_contain_text(STEP)
-    yield page
-    assert not faults
-
-
-def cells(page: Page, table: str) -> list[list[str]]:
-    """The texts of a table's rows."""
-    rows = page.locator(f"#{table} .virtual-row").all()
-    return [[cell.strip() for cell in row.get_by_role("gridcell").all_inner_texts()] for row in rows]
-
-
-def choose(page: Page, run: str, kind: str) -> None:
-    """Click a row of the list and wait until the file has been opened."""
-    row = page.locator("#checkpoints .virtual-row").filter(has_text=run).filter(has_text=kind)
-    if not row.count():  # the table draws only what is in sight
-        page.locator("#checkpoints").evaluate("n => n.querySelectorAll('*').forEach(part => { part.scrollTop = part.scrollHeight; })")
-    with page.expect_response(lambda answer: "queue/join" in answer.url):
-        row.get_by_role("gridcell").nth(1).click()
-    expect(page.locator("#verdict").get_by_test_id("status-tracker")).to_have_class(re.compile(r"\bhide\b"))
-
-
-def drop(page: Page, *files: Path | dict[str, Any]) -> None:
-    """Upload a file, in the place of one that was uploaded before."""
-    clear = page.locator("#upload").get_by_label("Clear")
-    if clear.count():
-        clear.click()
-    page.locator("#upload input[type=file]").set_input_files(*files)
 
 
 def write(page: Page, server: Server, checkpoint: str, prompt: str, length: int, temperature: float, seed: int) -> str:
@@ -156,7 +116,8 @@ def test_the_list_shows_a_runs_best_and_last_and_a_click_opens_one(shelf: Page, 
 
 
 def test_of_two_quick_clicks_the_last_is_shown(shelf: Page, run: str) -> None:
-    rows = [shelf.locator("#checkpoints .virtual-row").filter(has_text=run).filter(has_text=kind) for kind in ("last", "best")]
+    choose(shelf, "example", "example")
+    rows = [row_of(shelf, run, kind) for kind in ("last", "best")]
     rows[0].scroll_into_view_if_needed()
     for box in [row.get_by_role("gridcell").nth(1).bounding_box() for row in rows]:
         assert box is not None
@@ -164,16 +125,8 @@ def test_of_two_quick_clicks_the_last_is_shown(shelf: Page, run: str) -> None:
     expect(shelf.locator("#verdict")).to_contain_text(f"{run}/best")
 
 
-def test_look_inside_opens_the_run_just_made(page: Page, server: Server) -> None:
-    view = train_with(page, max_steps=20)
-    wait_state(page, "finished")
-    page.locator("#look-inside").click()
-    expect(page.locator("#verdict .line")).to_contain_text("step 20 · validation loss")
-    assert cells(page, "checkpoints")[0][:2] == [view["run"], "best"]
-    assert page.get_by_role("tab", name="Checkpoint").get_attribute("aria-selected") == "true"
-
-
 def test_write_continues_the_prompt_and_the_same_seed_writes_the_same(shelf: Page, server: Server) -> None:
+    choose(shelf, "example", "example")
     prompt = shelf.locator("#prompt textarea").input_value() + "\nO"
     first = write(shelf, server, "example/example", prompt, 40, 0.8, 3)
     assert first.startswith(prompt)
@@ -231,10 +184,11 @@ def test_a_bad_file_gets_one_sentence_and_harms_nothing(shelf: Page, server: Ser
     (tmp_path / "cut.safetensors").write_bytes(EXAMPLE.read_bytes()[:100_000])
     (tmp_path / "empty.pt").write_bytes(b"")
     before = {path: path.read_bytes() for path in (server.home / run).iterdir()}
+    choose(shelf, run, "best")
+    expect(shelf.locator("#verdict .line")).to_contain_text("best of its run")
     for file in sorted(path for path in tmp_path.iterdir() if path != marker):
-        choose(shelf, run, "best")
-        expect(shelf.locator("#verdict .line")).to_contain_text("best of its run")
-        drop(shelf, file)
+        with opening(shelf):
+            drop(shelf, file)
         line = shelf.locator("#verdict .wrong")
         expect(line).to_have_text(re.compile(r"^[A-Z].{15,}[.)]$"))
         assert shelf.locator("#verdict p").count() == 1
@@ -264,8 +218,7 @@ def test_markup_in_a_checkpoint_of_ours_is_shown_as_text(shelf: Page, tmp_path: 
 
 
 def test_a_text_with_markup_trains_without_touching_the_page(page: Page, faults: Faults) -> None:
-    paste_text(page, f"{MARKUP}\n" * 300)
-    press_train(page)
+    train_with(page, f"{MARKUP}\n" * 300, max_steps=20)
     page.wait_for_function("window.minigpt.samples.length > 1")
     reload(page, faults)
     expect(page.locator("#after")).to_contain_text("onerror")

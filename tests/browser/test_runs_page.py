@@ -99,9 +99,10 @@ def test_a_reload_finds_the_run_its_texts_and_its_settings_and_never_shows_anoth
     expect(setting(page, "max_steps")).to_have_value("4711")
     page.wait_for_function("window.lengths.size > 0")
     assert page.evaluate("[...window.lengths]") == [4711]
+    wait_points(page, more + 3)
 
 
-def test_a_second_tab_of_the_same_browser_follows_with_the_run_s_settings(
+def test_a_second_tab_follows_with_the_run_s_settings_and_the_run_outlives_both(
     page: Page, regular: BrowserContext, server: Server, faults: Faults, short_text: str
 ) -> None:
     view = train_with(page, short_text, max_steps=4712, log_interval=1)
@@ -112,6 +113,10 @@ def test_a_second_tab_of_the_same_browser_follows_with_the_run_s_settings(
     assert trace(tab, "loss", TRAIN)[0][:more] == list(range(1, more + 1))
     expect(tab.locator("#about")).to_contain_text("max_steps, log_interval")
     tab.close()
+    page.close()
+    later = server.wait_for_step(server.view()["step"] + 5)
+    assert later["run"] == view["run"]
+    assert later["live"]
 
 
 def test_the_form_survives_a_reload(page: Page, faults: Faults, short_text: str) -> None:
@@ -357,15 +362,22 @@ def test_the_end_of_a_run_is_notified_when_nobody_looks(page: Page, short_text: 
     assert said.startswith("Stopped after")
 
 
-def test_a_killed_program_s_run_is_shown_as_interrupted_and_can_be_resumed(
+def test_a_killed_program_s_run_keeps_its_checkpoints_is_shown_as_interrupted_and_can_be_resumed(
     make_server: ServerFactory, visitor: VisitorFactory, short_text: str
 ) -> None:
     killed = make_server()
     killed.run({**TINY, **LONG}, short_text)
     view = killed.wait_for_step(100)
+    run = view["run"]
     killed.stop(signal.SIGKILL)
-    page = visitor(again := make_server(killed.home))
-    assert page.evaluate("window.minigpt.view.run") == view["run"]
+    assert killed.state(run)["state"] == "training"
+    again = make_server(killed.home)
+    assert again.state(run)["state"] == "interrupted"
+    assert f"{run}/best" in {item["id"] for item in again.call("checkpoints")}
+    assert again.call("generate", f"{run}/best", "", 5)
+    assert not list((again.home / run).glob(".*.tmp"))
+    page = visitor(again)
+    assert page.evaluate("window.minigpt.view.run") == run
     assert page.evaluate("window.minigpt.view.state") == "interrupted"
     expect(page.locator("#status .story")).to_contain_text("Resume goes on from its last checkpoint")
     page.locator("#resume").click()

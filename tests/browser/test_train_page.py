@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 import requests
-from conftest import ROOT
 from playwright.sync_api import Locator, Page, expect
 
 from browser.conftest import (
+    ENDED,
+    EXAMPLE,
     LONG,
     TINY,
-    Faults,
     Server,
     VisitorFactory,
+    cells,
     open_part,
     paste_text,
     press_train,
-    reload,
     set_number,
     trace,
     train_with,
@@ -30,8 +30,6 @@ from browser.conftest import (
 )
 from minigpt.header import our_metadata, read_header
 
-EXAMPLE = ROOT / "assets" / "example.safetensors"
-ENDED = ("finished", "stopped", "failed", "diverged")
 TRAIN, VAL, UNIFORM, UNIGRAM = 0, 2, 4, 5  # traces of the loss chart
 DETAILS = ("lr", "grad_norm", "tokens_per_s")
 RATE = {"max_steps": 60, "log_interval": 1, "eval_interval": 20}
@@ -107,7 +105,7 @@ def test_the_page_is_alive_before_any_click(untouched: Server, visitor: VisitorF
     assert page.title() == "MiniGPT"
 
 
-def test_a_run_turns_the_button_into_stop_and_ends_with_a_verdict(page: Page, server: Server) -> None:
+def test_a_run_turns_the_button_into_stop_and_ends_with_a_verdict_and_a_look_inside(page: Page, server: Server) -> None:
     open_part(page, "settings-training")
     set_number(page, "max_steps", 100)
     place = place_of(page, "#train")
@@ -130,9 +128,13 @@ def test_a_run_turns_the_button_into_stop_and_ends_with_a_verdict(page: Page, se
     expect(story(page)).to_have_text(re.compile(r"^Done in \d+ s\. From 2,000 possible next words to about \d+; best at step \d+, saved\.$"))
     assert page.title() == "✓ MiniGPT"
     expect(page.locator("#train")).to_be_visible()
-    expect(page.locator("#look-inside")).to_be_visible()
     page.wait_for_function("slider => Number(document.querySelector('#age').max) > slider", arg=slider)
     assert page.locator("#after").text_content() == page.evaluate("window.minigpt.samples.at(-1).text")
+
+    page.locator("#look-inside").click()
+    expect(page.locator("#verdict .line")).to_contain_text(re.compile(r"step \d+ · validation loss"))
+    assert cells(page, "checkpoints")[0][:2] == [view["run"], "best"]
+    assert page.get_by_role("tab", name="Checkpoint").get_attribute("aria-selected") == "true"
 
 
 def test_the_curves_equal_the_callbacks_events(page: Page, server: Server, visitor: VisitorFactory, short_text: str) -> None:
@@ -165,10 +167,10 @@ def test_zoom_survives_new_points(page: Page, short_text: str) -> None:
     assert page.evaluate("node => node.isConnected", node)
 
 
-def test_stop_saves_and_the_next_run_needs_no_reload(page: Page, server: Server) -> None:
+def test_five_clicks_on_stop_are_one_which_saves_and_the_next_run_needs_no_reload(page: Page, server: Server) -> None:
     view = train_with(page, max_steps=5000)
     wait_points(page, 2)
-    page.locator("#stop").click()
+    page.evaluate("for (let i = 0; i < 5; i++) document.querySelector('#stop').click()")
     ended = wait_state(page, *ENDED)
     assert ended["state"] == "stopped"
     assert ended["run"] == view["run"]
@@ -178,36 +180,15 @@ def test_stop_saves_and_the_next_run_needs_no_reload(page: Page, server: Server)
         assert metadata["val_loss"] > 0
     assert metadata["step"] <= ended["step"]
     assert server.state(view["run"])["state"] == "stopped"
+    assert [event["type"] for event in server.metrics(view["run"])].count("complete") == 1
 
+    page.evaluate("document.querySelector('#stop').click()")
     again = press_train(page)
     assert again["run"] != view["run"]
     expect(page.locator("#stop")).to_be_visible()
     page.wait_for_function("window.minigpt.view.state === 'training'")
     assert wait_points(page, 1) > 1
     assert trace(page, "loss", TRAIN)[0][0] == 1
-
-
-def test_five_clicks_on_stop_are_harmless(page: Page, server: Server, short_text: str) -> None:
-    view = train_with(page, short_text, max_steps=5000, log_interval=1)
-    wait_points(page, 1)
-    page.evaluate("for (let i = 0; i < 5; i++) document.querySelector('#stop').click()")
-    assert wait_state(page, *ENDED)["state"] == "stopped"
-    assert [event["type"] for event in server.metrics(view["run"])].count("complete") == 1
-    read_header(server.home / view["run"] / "last.safetensors")
-    page.evaluate("document.querySelector('#stop').click()")
-    assert press_train(page)["run"] != view["run"]
-
-
-def test_a_reload_finds_the_whole_run_again(page: Page, faults: Faults, short_text: str) -> None:
-    view = train_with(page, short_text, max_steps=5000, log_interval=1)
-    count = wait_points(page, 5)
-    reload(page, faults)
-    assert page.evaluate("window.minigpt.view.run") == view["run"]
-    more = wait_points(page, count)
-    x, _ = trace(page, "loss", TRAIN)
-    assert x[:more] == list(range(1, more + 1))
-    expect(page.locator("#stop")).to_be_visible()
-    assert wait_points(page, more + 3) > more + 3
 
 
 def test_a_second_visitor_sees_the_run_and_a_second_start_joins_it(page: Page, server: Server, visitor: VisitorFactory, short_text: str) -> None:
@@ -224,16 +205,6 @@ def test_a_second_visitor_sees_the_run_and_a_second_start_joins_it(page: Page, s
     assert server.folders() == folders
     second.locator("#stop").click()
     assert wait_state(page, *ENDED)["state"] == "stopped"
-
-
-def test_closing_the_page_does_not_end_the_run(page: Page, server: Server, short_text: str) -> None:
-    view = train_with(page, short_text, max_steps=5000, log_interval=1)
-    wait_points(page, 1)
-    page.close()
-    step = server.view()["step"]
-    later = server.wait_for_step(step + 5)
-    assert later["run"] == view["run"]
-    assert later["live"]
 
 
 def test_wrong_settings_are_refused_with_values_that_work(page: Page, server: Server, short_text: str) -> None:
@@ -271,6 +242,15 @@ def test_wrong_settings_are_refused_with_values_that_work(page: Page, server: Se
     page.wait_for_function("window.minigpt.view.state === 'training'")
 
 
+def test_an_empty_text_is_refused(page: Page, server: Server) -> None:
+    folders = server.folders()
+    paste_text(page, "  \n ")
+    page.locator("#train").click()
+    expect(toast(page)).to_contain_text("the text is empty; paste at least a page of text")
+    expect(page.locator("#train")).to_be_visible()
+    assert server.folders() == folders
+
+
 def test_a_text_shorter_than_the_context_is_refused_with_the_length_that_fits(page: Page, server: Server) -> None:
     folders = server.folders()
     paste_text(page, "to be or not to be\n" * 5)
@@ -291,23 +271,7 @@ def test_a_text_shorter_than_the_context_is_refused_with_the_length_that_fits(pa
     assert wait_state(page, *ENDED)["state"] == "finished"
 
 
-def test_an_empty_text_is_refused(page: Page, server: Server) -> None:
-    folders = server.folders()
-    paste_text(page, "  \n ")
-    page.locator("#train").click()
-    expect(toast(page)).to_contain_text("the text is empty; paste at least a page of text")
-    expect(page.locator("#train")).to_be_visible()
-    assert server.folders() == folders
-
-
-def test_a_text_pasted_with_windows_line_ends_trains(page: Page, server: Server, short_text: str) -> None:
-    paste_text(page, short_text.replace("\n", "\r\n"))
-    view = train_with(page, max_steps=20)
-    assert wait_state(page, *ENDED)["state"] == "finished"
-    assert (server.home / view["run"] / "own text.txt").read_bytes().decode() == short_text
-
-
-def test_a_file_in_another_encoding_is_refused_in_words(page: Page, server: Server, short_text: str) -> None:
+def test_a_file_in_another_encoding_is_refused_and_windows_line_ends_do_no_harm(page: Page, server: Server, short_text: str) -> None:
     folders = server.folders()
     page.get_by_label("my own text").check()
     drop = page.locator("#own-file input[type=file]")
@@ -323,7 +287,12 @@ def test_a_file_in_another_encoding_is_refused_in_words(page: Page, server: Serv
     expect(page.locator("#own-file")).to_contain_text("verse")
     view = train_with(page, max_steps=20)
     assert wait_state(page, *ENDED)["state"] == "finished"
-    assert (server.home / view["run"] / "own text.txt").read_text() == short_text
+    assert (server.home / view["run"] / "own text.txt").read_bytes().decode() == short_text
+
+    page.locator("#own-file").get_by_label(re.compile("Clear|Remove")).first.click()
+    view = train_with(page, short_text.replace("\n", "\r\n"))
+    assert wait_state(page, *ENDED)["state"] == "finished"
+    assert (server.home / view["run"] / "own text.txt").read_bytes().decode() == short_text
 
 
 def test_a_run_whose_folder_was_deleted_goes_on_and_saves(page: Page, server: Server, short_text: str) -> None:
