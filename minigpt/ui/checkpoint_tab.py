@@ -45,7 +45,7 @@ def build(manager: RunManager, tab: gr.Tab) -> tuple[gr.Dataframe, list[gr.compo
     gr.HTML("<p>Look inside a saved model: what it is, how it was trained, what it writes. Files are looked at, never run.</p>", elem_classes="lead")
     with gr.Row():
         with gr.Column(scale=5, min_width=260):
-            widths = ["280px", "92px", "72px", "112px", "88px", "140px"]
+            widths = ["236px", "88px", "80px", "112px", "100px", "170px"]
             listing = table(listed(manager), "Saved checkpoints: choose one", max_height=260, elem_id="checkpoints", column_widths=widths)
             with gr.Row():
                 hub = gr.Textbox(
