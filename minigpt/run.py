@@ -109,9 +109,10 @@ class Run:
 
     def write_state(self) -> None:
         """Write `state.json`; what cannot be written is logged and lost, for the run matters more."""
-        known = ("state", "preset", "name", "error", "step", "max_steps", "started_at")
+        known = ("state", "preset", "error", "step", "max_steps", "started_at")
         content = {
             **{name: getattr(self, name) for name in known},
+            "name": "" if self.name == self.id else self.name,  # a copy of the folder is called by its own name
             "pid": os.getpid(),
             "born": system.process_birth(os.getpid()),
             "updated_at": time.time(),

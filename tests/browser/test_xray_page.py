@@ -58,10 +58,11 @@ WATCH = """window.seen = new Set();
 })()"""
 
 
-def test_what_was_asked_of_one_file_is_not_shown_beside_another(shelf: Page, server: Server, run: str, opened_page: tuple[Page, Faults]) -> None:
+def test_what_was_asked_of_one_file_is_not_shown_beside_another(shelf: Page, server: Server, run: str, opened_tab: tuple[Page, Faults]) -> None:
     """The request is held back until the other file is open, so that nothing is there yet that could be cancelled."""
     first, second = (len(inspect_file(path).tensors) for path in (server.home / run / "best.safetensors", EXAMPLE))
     assert first != second
+    choose(shelf, run, "best")
     prompt = shelf.locator("#prompt textarea").input_value()
     shelf.locator("#temperature input[type=number]").fill("0")
     texts = [server.call("generate", name, prompt, 80, 0, 0) for name in (f"{run}/best", "example/example")]
@@ -83,7 +84,7 @@ def test_what_was_asked_of_one_file_is_not_shown_beside_another(shelf: Page, ser
         return document.querySelector('#text textarea').value === text && document.querySelector('#measured').innerText.startsWith(count);
     }""", arg=[texts[1], f"{second} tensors"], polling=200)  # fmt: skip
     shelf.unroute("**/queue/join*")
-    opened_page[1][:] = [fault for fault in opened_page[1] if "422" not in fault]  # gradio asks to cancel what has no number yet
+    opened_tab[1][:] = [fault for fault in opened_tab[1] if "422" not in fault]  # gradio asks to cancel what has no number yet
     seen = shelf.evaluate("[...window.seen]")
     assert texts[0] not in seen
     assert not [text for text in seen if text.startswith(f"{first} tensors")]
