@@ -27,7 +27,7 @@ PRESETS: dict[str, Preset] = {
         "Quick",
         "Whole words, a modern recipe: verse in about ten seconds.",
         10,
-        {**MODERN, "batch_size": 16, "learning_rate": 0.03, "warmup_steps": 8, "max_steps": 360, "log_interval": 5, "eval_interval": 40},
+        {**MODERN, "batch_size": 32, "learning_rate": 0.045, "warmup_steps": 8, "max_steps": 340, "log_interval": 5, "eval_interval": 40},
     ),
     "chars": Preset(
         "Letters",
@@ -45,7 +45,7 @@ PRESETS: dict[str, Preset] = {
         300,
         {
             **MODERN, "vocab_size": 4000, "max_seq_len": 128, "d_model": 128, "n_layers": 3, "d_ff": 512, "batch_size": 16,
-            "learning_rate": 0.02, "warmup_steps": 10, "max_steps": 1100, "log_interval": 10, "eval_interval": 100, "dropout": 0.1,
+            "learning_rate": 0.02, "warmup_steps": 10, "max_steps": 2300, "log_interval": 10, "eval_interval": 100, "dropout": 0.3,
         },
     ),
 }  # fmt: skip
