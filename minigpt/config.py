@@ -22,14 +22,7 @@ MAX_PARAMETERS = 100_000_000  # beyond it a single step takes minutes on a CPU, 
 
 
 def setting(
-    default: Any,
-    label: str,
-    description: str,
-    group: Group,
-    *,
-    ge: float | None = None,
-    le: float | None = None,
-    slider: Slider | None = None,
+    default: Any, label: str, description: str, group: Group, *, ge: float | None = None, le: float | None = None, slider: Slider | None = None
 ) -> Any:
     """Declare one setting; the range is both checked and written into the help text.
 
@@ -42,7 +35,7 @@ def setting(
         le: highest legal value.
         slider: range and step on the page, inside the legal range; None gives a number field.
     """
-    text = description if ge is None and le is None else f"{description} ({number(ge)} to {number(le)})"
+    text = description if ge is None or le is None else f"{description} ({number(ge)} to {number(le)})"
     return Field(
         default,
         ge=ge,
@@ -54,10 +47,8 @@ def setting(
     )
 
 
-def number(value: float | None) -> str:
+def number(value: float) -> str:
     """Write a number as a person would: no exponent for the usual sizes, thousands apart."""
-    if value is None:
-        return "any"
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e15):
         return f"{int(value):,}"
     return f"{value:g}"
@@ -244,8 +235,5 @@ def _allowed(field: FieldInfo) -> tuple[str, str]:
     high = next((m.le for m in field.metadata if getattr(m, "le", None) is not None), None)
     if low is None or high is None:
         return "one of " + ", ".join(map(str, choices)), field.default
-    whole = field.annotation is not float
-    kind = "a whole number" if whole else "a number"
-
-    usual = number(field.default if field.default is not None else low)
-    return f"{kind} from {number(low)} to {number(high)}", usual
+    kind = "a number" if field.annotation is float else "a whole number"
+    return f"{kind} from {number(low)} to {number(high)}", number(field.default if field.default is not None else low)

@@ -43,12 +43,7 @@ class Corpus:
         object.__setattr__(self, "sha256", hashlib.sha256(self.text.encode()).hexdigest())
 
 
-def download_shakespeare(
-    path: str | Path,
-    *,
-    urls: tuple[str, ...] = SHAKESPEARE_URLS,
-    stop_event: threading.Event | None = None,
-) -> Path:
+def download_shakespeare(path: str | Path, *, urls: tuple[str, ...] = SHAKESPEARE_URLS, stop_event: threading.Event | None = None) -> Path:
     """Put Tiny Shakespeare at `path` unless it is there already, whole and unchanged.
 
     Each address is tried with a few retries; size and sha256 must fit, so that an error page never becomes the corpus. The file appears

@@ -49,10 +49,7 @@ class TokenDataset:
 
 
 def create_datasets(
-    text: str,
-    tokenizer: TextTokenizer,
-    max_seq_len: int,
-    stop_event: threading.Event | None = None,
+    text: str, tokenizer: TextTokenizer, max_seq_len: int, stop_event: threading.Event | None = None
 ) -> tuple[TokenDataset, TokenDataset]:
     """Encode `text` and split its ids 90 to 10 into training and validation.
 
@@ -121,9 +118,7 @@ class ValLoader:
     def subset(self, count: int) -> "ValLoader":
         """Return a loader over `count` windows, evenly spread and always the same ones; over all if there are no more."""
         total = len(self.dataset)
-        count = max(count, 1)
-        if count >= total:
-            return ValLoader(self.dataset, self.batch_size)
+        count = min(max(count, 1), total)
         return ValLoader(self.dataset, self.batch_size, [index * total // count for index in range(count)])
 
     def __len__(self) -> int:
@@ -146,11 +141,7 @@ class ValLoader:
 
 
 def create_dataloaders(
-    train: TokenDataset,
-    val: TokenDataset,
-    batch_size: int,
-    *,
-    generator: torch.Generator | None = None,
+    train: TokenDataset, val: TokenDataset, batch_size: int, *, generator: torch.Generator | None = None
 ) -> tuple[TrainLoader, ValLoader]:
     """Make loaders that yield `(x, y)`, int64 (B, T); training draws from `generator`, one seeded with 1337 if none is given."""
     if generator is None:
@@ -241,8 +232,7 @@ def prepare_text(config: TransformerConfig, emit: Callback, stop: threading.Even
     config.vocab_size = tokenizer.vocab_size
     if config.vocab_path:
         tokenizer.save(config.vocab_path)
-    datasets = split_ids(ids, config.max_seq_len)
-    train, val = create_dataloaders(*datasets, config.batch_size, generator=torch.Generator().manual_seed(config.seed))
+    train, val = create_dataloaders(*split_ids(ids, config.max_seq_len), config.batch_size, generator=torch.Generator().manual_seed(config.seed))
     if stop.is_set():
         raise RunStopped("stopped before there was a model")
     steps = config.max_steps if config.max_epochs is None else min(config.max_steps, config.max_epochs * len(train))

@@ -8,7 +8,6 @@ import gc
 import os
 import threading
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +17,6 @@ from minigpt import train as one
 from minigpt.config import TransformerConfig
 from minigpt.data import ValLoader
 from minigpt.errors import ConfigError
-from minigpt.evaluation import evaluate
 from minigpt.events import Callback, Reason
 from minigpt.model import MiniGPT
 from minigpt.resume import find_checkpoint, resumed_config
@@ -26,7 +24,7 @@ from minigpt.tokenizer import TextTokenizer
 
 
 def train(
-    config: TransformerConfig, callback: Callback | None = None, stop_event: threading.Event | None = None, **options: Any
+    config: TransformerConfig, callback: Callback | None = None, stop_event: threading.Event | None = None, *, resume: Path | None = None
 ) -> tuple[MiniGPT, TextTokenizer]:
     """Train as `minigpt.train.train` does, together with the other processes that torchrun started, if it did.
 
@@ -37,7 +35,7 @@ def train(
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        return one.train(config, callback, stop_event, **options)
+        return one.train(config, callback, stop_event, resume=resume)
     config.check()
     if config.batch_size % size:
         advice = -(-config.batch_size // size) * size
@@ -50,7 +48,7 @@ def train(
     try:
         first = dist.get_rank() == 0
         config.vocab_path = config.vocab_path if first else ""
-        return RankTrainer(config, callback if first and callback else lambda _: None, stop_event or threading.Event(), **options).run()
+        return RankTrainer(config, callback if first and callback else lambda _: None, stop_event or threading.Event(), resume).run()
     finally:
         gc.collect()  # what still refers to the group would keep its threads from being joined
         dist.destroy_process_group()
@@ -67,7 +65,7 @@ def lend_a_hand(config: TransformerConfig, stop_event: threading.Event, resume: 
     """
     found = find_checkpoint(resume) if resume is not None else None
     config = config if found is None else resumed_config(found, found.path.parent, max_steps=max_steps)
-    train(config, None, stop_event, resume=found and found.path)
+    train(config, None, stop_event, resume=found.path if found is not None else None)
 
 
 class _Loss(nn.Module):
@@ -84,8 +82,8 @@ class _Loss(nn.Module):
 class RankTrainer(one.Trainer):
     """One of several trainers that make the same steps. Whatever decides the way of the loop is agreed on before it is used."""
 
-    def __init__(self, config: TransformerConfig, emit: Callback, stop: threading.Event, **options: Any) -> None:
-        super().__init__(config, emit, stop, **options)
+    def __init__(self, config: TransformerConfig, emit: Callback, stop: threading.Event, resume: Path | None = None) -> None:
+        super().__init__(config, emit, stop, resume)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         # DistributedDataParallel never lets go of its group, so that its threads live on, and one that drops a tensor while the interpreter ends
         # aborts the process. Those of a group of its own have long been idle by then; the others are joined as their group is destroyed.
@@ -108,8 +106,7 @@ class RankTrainer(one.Trainer):
         """Leave the gradients of the whole batch; return its loss."""
         loss: Tensor = self.parallel(x.chunk(self.size)[self.rank], y.chunk(self.size)[self.rank])
         loss.backward()
-        loss = loss.detach()
-        dist.all_reduce(loss)
+        dist.all_reduce(loss.detach())  # in place
         return loss / self.size
 
     def measure(self, model: MiniGPT, loader: ValLoader, stop: threading.Event | None) -> float:
@@ -121,7 +118,7 @@ class RankTrainer(one.Trainer):
     def _share(self, count: int, stop: threading.Event | None) -> float:
         whole = self.text.val_loader.subset(count)
         own = ValLoader(whole.dataset, whole.batch_size, whole.windows[self.rank :: self.size])
-        loss = evaluate(self.model, own, self.device, stop) * own.targets if own.windows else 0.0
+        loss = super().measure(self.model, own, stop) * own.targets if own.windows else 0.0
         total, targets, stopped = self._sum(loss, own.targets, stop is self.stop and stop.is_set())
         if stopped:
             self.stop.set()
@@ -141,7 +138,5 @@ class RankTrainer(one.Trainer):
         """End the run as the first process does; the others lend a hand to its evaluations until it has done."""
         if self.rank == 0:
             super().finish(reason)
-            self._sum(0)
-        else:
-            while count := self._sum(0)[0]:
-                self._share(int(count), None)
+        while count := self._sum(0)[0]:  # windows of which the first process wants its share measured, or none once it has done
+            self._share(int(count), None)

@@ -10,12 +10,7 @@ from minigpt.model import MiniGPT
 
 
 @torch.inference_mode()
-def evaluate(
-    model: MiniGPT,
-    val_loader: ValLoader,
-    device: torch.device | str,
-    stop_event: threading.Event | None = None,
-) -> float:
+def evaluate(model: MiniGPT, val_loader: ValLoader, device: torch.device | str, stop_event: threading.Event | None = None) -> float:
     """Return the mean cross-entropy in nats per token over all batches, each token counting the same.
 
     The model's mode is restored whatever happens. NaN if the loader is empty or the stop event is set before the end.

@@ -6,9 +6,7 @@ never imports it.
 """
 
 import json
-import os
 import re
-import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +20,7 @@ from minigpt.config import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, TransformerConfig
 from minigpt.errors import CheckpointError
 from minigpt.generate import sample
 from minigpt.model import RMS_EPS, ROPE_THETA
-from minigpt.system import STRAY_SUFFIX, sweep_strays, sync_folder, write_atomically
+from minigpt.system import stray, sweep_strays, sync_folder, write_atomically
 
 Target = Literal["transformers", "safetensors"]
 PREFIX = {"gpt2": "transformer.", "modern": "model."}
@@ -58,7 +56,7 @@ def export(checkpoint: Path, folder: Path, to: Target = "transformers") -> list[
     sweep_strays(folder.absolute().parent, folder.absolute().name)  # of an earlier export that was killed
     opened = read_checkpoint(checkpoint)
     files = _for_transformers(opened) if to == "transformers" else _plain(opened)
-    temporary = folder.absolute().with_name(f".{folder.absolute().name}.{os.getpid()}.{secrets.token_hex(4)}{STRAY_SUFFIX}")
+    temporary = stray(folder.absolute())
     try:
         for name, data in files.items():
             write_atomically(temporary / name, data)
@@ -93,14 +91,7 @@ def write_weights(best: Path, last: Path, target: Path) -> int:
         earlier = [shown for shown in facts.get("samples", []) if shown["step"] < checkpoint.step]
         facts["samples"] = [*earlier, {"type": "sample", **moment, "prompt": written[0], "text": written[1]}]
     save_checkpoint(
-        checkpoint.model,
-        None,
-        checkpoint.config,
-        checkpoint.step,
-        checkpoint.val_loss,
-        path=target,
-        tokenizer=checkpoint.tokenizer,
-        facts=facts,
+        checkpoint.model, None, checkpoint.config, checkpoint.step, checkpoint.val_loss, path=target, tokenizer=checkpoint.tokenizer, facts=facts
     )
     return target.stat().st_size
 
@@ -152,16 +143,11 @@ def _for_transformers(opened: Checkpoint) -> dict[str, bytes]:
 
 
 def _gpt2(config: TransformerConfig) -> dict[str, Any]:
-    sizes = {
-        "n_positions": config.max_seq_len,
-        "n_embd": config.d_model,
-        "n_layer": config.n_layers,
-        "n_head": config.n_heads,
-        "n_inner": config.d_ff,
-    }
-    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout)
-    kind = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu", "layer_norm_epsilon": 1e-5}
-    return {**kind, **sizes, **dropout}
+    return {
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu", "layer_norm_epsilon": 1e-5,
+        "n_positions": config.max_seq_len, "n_embd": config.d_model, "n_layer": config.n_layers, "n_head": config.n_heads, "n_inner": config.d_ff,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout),
+    }  # fmt: skip
 
 
 def _nanochat(config: TransformerConfig) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class _Source:
     def __init__(self, values: Values, notes: list[str]) -> None:
         self.values, self.notes = values, notes
         self.used: set[str] = set()
-        self.names = {bare_name(name): name for name in values.names if not _NO_WEIGHT.search(name)}
+        self.names = {bare_name(name): name for name in values.shapes if not _NO_WEIGHT.search(name)}
         if not _EMBEDDINGS.keys() & self.names.keys():
             for pattern, spelling in _SPELLINGS:
                 self.names = {re.sub(pattern, spelling, plain): name for plain, name in self.names.items()}

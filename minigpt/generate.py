@@ -72,14 +72,7 @@ def _draw(logits: Tensor, temperature: float, top_k: int, generator: torch.Gener
 
 
 def write(
-    model: MiniGPT,
-    tokenizer: TextTokenizer | None,
-    prompt: str,
-    max_tokens: int,
-    *,
-    temperature: float = 0.8,
-    top_k: int = 50,
-    seed: int = 0,
+    model: MiniGPT, tokenizer: TextTokenizer | None, prompt: str, max_tokens: int, *, temperature: float = 0.8, top_k: int = 50, seed: int = 0
 ) -> Iterator[str]:
     """Yield the text so far after each new token: the prompt as it was given, then what follows. An empty prompt starts from a line break.
 

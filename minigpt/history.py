@@ -105,7 +105,8 @@ class History:
             if kind == "log":
                 self._log(event)
             elif kind == "eval" or self._is_news(event):
-                self._validated(event)
+                self.series["val"].add(event["step"], event["val_loss"])
+                self._row(event)
             elif kind == "sample":
                 self.samples.append(dict(event))
             if kind == "complete":
@@ -129,10 +130,6 @@ class History:
             self.series["smoothed"].add(event["step"], self._average / self._weight)
         self._row(event)
 
-    def _validated(self, event: AnyEvent) -> None:
-        self.series["val"].add(event["step"], event["val_loss"])
-        self._row(event)
-
     def _row(self, event: AnyEvent) -> None:
         for name, column in self._columns.items():
             value = event.get(name)
@@ -141,10 +138,9 @@ class History:
     def seconds_left(self, max_steps: int) -> float | None:
         """Estimate the seconds to `max_steps` from the pace between the first and the latest log event; None before there are two."""
         with self._lock:
-            logged = [(step, elapsed) for step, elapsed in (self._first, self._latest) if step]
-        if len(logged) < 2 or logged[0][0] == logged[1][0]:
+            (first, began), (latest, now) = self._first, self._latest
+        if first == latest:
             return None
-        (first, began), (latest, now) = logged
         return (now - began) / (latest - first) * max(max_steps - latest, 0)
 
     @property

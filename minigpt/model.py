@@ -33,6 +33,12 @@ def rms_norm(x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.size(-1),), eps=RMS_EPS)
 
 
+def norm_of(config: TransformerConfig) -> nn.Module:
+    """Make the norm of a family: LayerNorm, or for `modern` `rms_norm`."""
+    modern = config.arch == "modern"
+    return nn.RMSNorm(config.d_model, eps=RMS_EPS, elementwise_affine=False) if modern else nn.LayerNorm(config.d_model)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the halves of x (B, H, T, D) by position; cos and sin are (T, D/2). Source: Su et al., "RoFormer", 2021."""
     x1, x2 = x.chunk(2, dim=-1)
@@ -146,20 +152,16 @@ class Block(nn.Module):
 
     def __init__(self, config: TransformerConfig, index: int) -> None:
         super().__init__()
-        modern = config.arch == "modern"
-        self.attention_norm = nn.Identity() if modern else nn.LayerNorm(config.d_model)
+        self.attention_norm = norm_of(config)
         self.attention = Attention(config, index)
-        self.feed_forward_norm = nn.Identity() if modern else nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = norm_of(config)
         self.feed_forward = FeedForward(config)
         self.dropout = Dropout(config.dropout)
-        self.modern = modern
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, cache: Cache | None = None) -> Tensor:
         """Refine x (B, T, C)."""
-        h = rms_norm(x) if self.modern else self.attention_norm(x)
-        x = x + self.dropout(self.attention(h, rotary, cache))
-        h = rms_norm(x) if self.modern else self.feed_forward_norm(x)
-        out: Tensor = x + self.dropout(self.feed_forward(h))
+        x = x + self.dropout(self.attention(self.attention_norm(x), rotary, cache))
+        out: Tensor = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
         return out
 
 
@@ -178,7 +180,7 @@ class MiniGPT(nn.Module):
         self.positions = None if self.modern else nn.Embedding(config.max_seq_len, config.d_model)
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, index) for index in range(config.n_layers))
-        self.norm = nn.Identity() if self.modern else nn.LayerNorm(config.d_model)
+        self.norm = norm_of(config)
         self.register_parameter("head", None)  # (V, C), where it is not the embedding
         self.softcap: float | None = None
         self.compiled: Callable[[MiniGPT, Tensor], Tensor] | None = None  # `hidden` for training, once there is a faster form of it
@@ -226,7 +228,8 @@ class MiniGPT(nn.Module):
             h = block(h, rotary, cache)
         if cache is not None:
             cache.length = end
-        return rms_norm(h) if self.modern else self.norm(h)
+        last: Tensor = self.norm(h)
+        return last
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (B, T, V) for the token after each of x (B, T) int64."""

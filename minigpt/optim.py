@@ -83,8 +83,7 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                state = self.state[parameter]
-                buffer = state.setdefault("momentum_buffer", torch.zeros_like(parameter))
+                buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
                 gradient = parameter.grad if skip is None else torch.where(skip > 0, buffer, parameter.grad)
                 buffer.lerp_(gradient, 1.0 - group["momentum"])
                 update = gradient.lerp(buffer, group["momentum"])
@@ -143,36 +142,25 @@ class MuonWithAdamW:
 AnyOptimizer = torch.optim.Optimizer | MuonWithAdamW
 
 
-def configure_optimizer(
-    model: nn.Module,
-    learning_rate: float,
-    weight_decay: float,
-    kind: Literal["adamw", "muon"] = "adamw",
-) -> AnyOptimizer:
+def configure_optimizer(model: nn.Module, learning_rate: float, weight_decay: float, kind: Literal["adamw", "muon"] = "adamw") -> AnyOptimizer:
     """Make the optimizer: tensors of two or more dimensions decay, biases and norms do not; both counts are logged.
 
     `kind="muon"` gives the matrices inside `blocks.` to Muon and the rest (embeddings, biases, norms) to AdamW.
     """
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    hidden = [(name, parameter) for name, parameter in named if kind == "muon" and parameter.dim() == 2 and name.startswith("blocks.")]
-    taken = {name for name, _ in hidden}
-    rest = [parameter for name, parameter in named if name not in taken]
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    hidden = {name: parameter for name, parameter in named.items() if kind == "muon" and parameter.dim() == 2 and name.startswith("blocks.")}
+    rest = [parameter for name, parameter in named.items() if name not in hidden]
     decayed = [parameter for parameter in rest if parameter.dim() >= 2]
     plain = [parameter for parameter in rest if parameter.dim() < 2]
-    log.info(
-        "%s parameters in %d tensors decay; %s in %d do not",
-        f"{sum(p.numel() for p in decayed) + sum(p.numel() for _, p in hidden):,}",
-        len(decayed) + len(hidden),
-        f"{sum(p.numel() for p in plain):,}",
-        len(plain),
-    )
+    counts = [(f"{sum(p.numel() for p in part):,}", len(part)) for part in ([*decayed, *hidden.values()], plain)]
+    log.info("%s parameters in %d tensors decay; %s in %d do not", *counts[0], *counts[1])
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    device = named[0][1].device.type
+    device = next(model.parameters()).device.type
     adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=ADAM_BETAS, fused=device in ("cpu", "cuda", "mps"))
     if kind == "adamw":
         return adamw
-    fused = [parameter for name, parameter in hidden if name.endswith("qkv.weight")]
-    whole = [parameter for name, parameter in hidden if not name.endswith("qkv.weight")]
+    fused = [parameter for name, parameter in hidden.items() if name.endswith("qkv.weight")]
+    whole = [parameter for name, parameter in hidden.items() if not name.endswith("qkv.weight")]
     return MuonWithAdamW(Muon([{"params": fused, "parts": 3}, {"params": whole}], lr=learning_rate, weight_decay=weight_decay), adamw)
 
 

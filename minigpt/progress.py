@@ -67,8 +67,9 @@ def plain_line(event: AnyEvent, last: Mapping[str, AnyEvent]) -> str | None:
     if kind == "status":
         return str(event["message"])
     if kind == "data":
+        threads = "1 thread" if event["threads"] == 1 else f"{event['threads']:,} threads"
         return (
-            f"{event['parameters']:,} parameters on {event['device']} with {_count(event['threads'], 'thread')}; {event['characters']:,} characters, "
+            f"{event['parameters']:,} parameters on {event['device']} with {threads}; {event['characters']:,} characters, "
             f"{event['vocab_size']:,} tokens known, {event['unknown_share']:.1%} of the text is unknown to them"
         )
     if kind != "eval":
@@ -77,10 +78,6 @@ def plain_line(event: AnyEvent, last: Mapping[str, AnyEvent]) -> str | None:
     if (log := last.get("log")) is not None:
         words += [f"training loss {log['loss']:.3f}", f"{log.get('tokens_per_s', 0.0):,.0f} tokens/s"]
     return ", ".join([*words, seconds(event["elapsed"])])
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def loss(value: object) -> str:

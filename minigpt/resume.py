@@ -61,19 +61,19 @@ def resumed_config(
 
 def is_run(folder: Path) -> bool:
     """Tell whether a folder is a run's, and not one of a model that has a `config.json` of its own."""
-    try:
-        TransformerConfig.model_validate_json((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return (folder / "state.json").is_file()
-    return True
+    return _remembered(folder) is not None or (folder / "state.json").is_file()
 
 
 def stored_config(folder: Path) -> TransformerConfig:
     """Return the settings that a run's folder remembers, or default ones if they cannot be read."""
+    return _remembered(folder) or TransformerConfig(checkpoint_dir=str(folder))
+
+
+def _remembered(folder: Path) -> TransformerConfig | None:
     try:
         return TransformerConfig.model_validate_json((folder / "config.json").read_bytes())
     except (OSError, ValueError):
-        return TransformerConfig(checkpoint_dir=str(folder))
+        return None
 
 
 def _places(folder: Path) -> dict[str, Any]:

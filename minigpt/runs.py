@@ -7,6 +7,7 @@ nothing of pages or words for people.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 import re
@@ -216,10 +217,9 @@ class RunManager:
         lines = [describe_run(folder) for folder in self._folders()[:limit]]
         if (run := self.active) is None:
             return lines
-        now = functools.partial(dataclasses.replace, state=run.state, step=run.step, max_steps=run.max_steps, resumable=False)
-        checked = run.history.last.get("eval", {})
-        losses = {name: checked.get(name) for name in ("val_loss", "best_val_loss")}
-        return [now(line, **losses) if line.id == run.id else line for line in lines]
+        now: dict[str, Any] = {"state": run.state, "step": run.step, "max_steps": run.max_steps, "resumable": False}
+        now |= {name: run.history.last.get("eval", {}).get(name) for name in ("val_loss", "best_val_loss")}
+        return [dataclasses.replace(line, **now) if line.id == run.id else line for line in lines]
 
     def run(self, run_id: str) -> Run | None:
         """Return a run by its id, for reading: this process's latest, or one of the past with the curves of its folder."""
@@ -292,13 +292,8 @@ class RunManager:
 
     def checkpoints(self, limit: int = 100) -> list[SavedCheckpoint]:
         """List saved checkpoints, newest run first, best before last; files that are no checkpoints of ours are left out."""
-        found: list[SavedCheckpoint] = []
-        for folder in self._folders():
-            files = [describe(folder / f"{kind}.safetensors", folder.name, kind, name_of(folder)) for kind in KINDS]
-            found += [saved for saved in files if saved is not None]
-            if len(found) >= limit:
-                break
-        return found[:limit]
+        files = (describe(folder / f"{kind}.safetensors", folder.name, kind, name_of(folder)) for folder in self._folders() for kind in KINDS)
+        return list(itertools.islice(filter(None, files), limit))
 
 
 def _at_rest(folder: Path) -> Path:

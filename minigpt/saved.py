@@ -34,6 +34,5 @@ def describe(path: Path, run: str, kind: Literal["best", "last", "example"], nam
         return None
     if not metadata:
         return None
-    step = metadata.get("step")
-    loss = number(metadata.get("val_loss"))
+    step, loss = metadata.get("step"), number(metadata.get("val_loss"))
     return SavedCheckpoint(run, kind, path, step if type(step) is int else None, loss, status.st_size, status.st_mtime, name)

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 
 try:
     import fcntl
@@ -58,6 +57,11 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
 
 
+def stray(path: Path) -> Path:
+    """Return a name beside `path` for what is not whole yet; whatever a killed process leaves under such a name is swept."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{STRAY_SUFFIX}")
+
+
 def write_atomically(path: Path, data: bytes, *, keep_as: Path | None = None) -> None:
     """Replace `path` by `data` so that a reader, a kill or a full disk finds either the old file or the new one, whole.
 
@@ -65,7 +69,7 @@ def write_atomically(path: Path, data: bytes, *, keep_as: Path | None = None) ->
     on Windows, where the rename is still atomic).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{STRAY_SUFFIX}")
+    temporary = stray(path)
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o644)
         with os.fdopen(descriptor, "wb") as file:
@@ -96,7 +100,7 @@ def _rename(source: Path, target: Path) -> None:
 
 def keep(path: Path, keep_as: Path) -> None:
     """Give the file at `path` a second name, replacing what had it; where a file can have only one, it is moved."""
-    second = path.with_name(f".{keep_as.name}.{os.getpid()}.{secrets.token_hex(4)}{STRAY_SUFFIX}")
+    second = stray(keep_as)
     try:
         os.link(path, second)
     except OSError:
@@ -159,10 +163,8 @@ def process_lives(pid: int) -> bool:
         return False
     try:
         os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
+    except (OSError, OverflowError) as error:
+        return isinstance(error, PermissionError)  # then it is somebody else's
     return True
 
 
@@ -190,13 +192,9 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 def on_termination(handler: Callable[[], None]) -> None:
     """Call `handler` at Ctrl-C and, where it exists, at SIGTERM. Must be called on the main thread."""
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        handler()
-
     for name in ("SIGINT", "SIGTERM"):
         if (number := getattr(signal, name, None)) is not None:
-            signal.signal(number, handle)
+            signal.signal(number, lambda _number, _frame: handler())
 
 
 def limit_this_process(space_bytes: int, data_bytes: int, cpu_s: int, open_files: int) -> None:

@@ -3,6 +3,7 @@
 Both are pipelines of the `tokenizers` library and live entirely in their JSON. Nothing here knows of files other than that JSON, or of models.
 """
 
+import itertools
 import json
 import threading
 from collections import Counter
@@ -31,7 +32,13 @@ class TextTokenizer:
         self._tokenizer = self._pipeline({token: index for index, token in enumerate(SPECIAL_TOKENS)})
 
     def _pipeline(self, vocabulary: dict[str, int]) -> Tokenizer:
-        raise NotImplementedError
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS[UNK]))
+        tokenizer.encode_special_tokens = True
+        self._add_rules(tokenizer)
+        return tokenizer
+
+    def _add_rules(self, tokenizer: Tokenizer) -> None:
+        """Set how text falls into tokens and how they are joined again."""
 
     @property
     def vocab_size(self) -> int:
@@ -47,16 +54,10 @@ class TextTokenizer:
             RunStopped: the stop event was set meanwhile.
         """
         ids: list[int] = []
-        batch: list[str] = []
-        for piece in _pieces(text, stop_event):
-            batch.append(piece)
-            if len(batch) == PIECES_A_BATCH:
-                ids += self._encode_batch(batch)
-                batch = []
-        return ids + self._encode_batch(batch)
-
-    def _encode_batch(self, batch: list[str]) -> list[int]:
-        return [token for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False) for token in encoding.ids]
+        pieces = _pieces(text, stop_event)
+        while batch := list(itertools.islice(pieces, PIECES_A_BATCH)):
+            ids += [token for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False) for token in encoding.ids]
+        return ids
 
     def decode(self, ids: list[int]) -> str:
         """Turn ids into text. A token's neighbours decide on spaces: decode whole lists and show the new end."""
@@ -115,8 +116,7 @@ class WordTokenizer(TextTokenizer):
 
     kind = "word"
 
-    def _pipeline(self, vocabulary: dict[str, int]) -> Tokenizer:
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS[UNK]))
+    def _add_rules(self, tokenizer: Tokenizer) -> None:
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD_RULE), "removed", invert=True)
         tokenizer.decoder = decoders.Sequence(
             [
@@ -128,8 +128,6 @@ class WordTokenizer(TextTokenizer):
                 decoders.Strip(" ", 1, 0),
             ]
         )
-        tokenizer.encode_special_tokens = True
-        return tokenizer
 
     def build_vocab(self, text: str, max_vocab: int, stop_event: threading.Event | None = None) -> None:
         """Learn the `max_vocab` most frequent tokens of `text`, the four specials included.
@@ -148,12 +146,9 @@ class CharTokenizer(TextTokenizer):
 
     kind = "char"
 
-    def _pipeline(self, vocabulary: dict[str, int]) -> Tokenizer:
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS[UNK]))
+    def _add_rules(self, tokenizer: Tokenizer) -> None:
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         tokenizer.decoder = decoders.Fuse()
-        tokenizer.encode_special_tokens = True
-        return tokenizer
 
     def build_vocab(self, text: str, max_vocab: int, stop_event: threading.Event | None = None) -> None:
         """Learn the `max_vocab` most frequent characters of `text`, the four specials included."""
@@ -168,9 +163,6 @@ class OtherTokenizer(TextTokenizer):
     """Any tokenizer of the library, with its own rules. A stranger's rules can take for ever: only for files of the person who waits."""
 
     kind = "other"
-
-    def _pipeline(self, vocabulary: dict[str, int]) -> Tokenizer:
-        return Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS[UNK]))
 
     def from_json(self, text: str) -> Self:
         """Become the tokenizer that `text` describes; its ids mean what it says.

@@ -40,11 +40,7 @@ STOP_EVALUATION_S = 0.8  # the final evaluation after a stop may take a second; 
 
 
 def train(
-    config: TransformerConfig,
-    callback: Callback | None = None,
-    stop_event: threading.Event | None = None,
-    *,
-    resume: Path | None = None,
+    config: TransformerConfig, callback: Callback | None = None, stop_event: threading.Event | None = None, *, resume: Path | None = None
 ) -> tuple[MiniGPT, TextTokenizer]:
     """Train as `config` says and return the model as it is at the end, with its tokenizer.
 
@@ -63,8 +59,7 @@ def train(
         RunStopped: the stop event was set before there was a model.
     """
     config.check()
-    stop = stop_event if stop_event is not None else threading.Event()
-    return Trainer(config, callback if callback is not None else lambda _event: None, stop, resume).run()
+    return Trainer(config, callback or (lambda _event: None), stop_event or threading.Event(), resume).run()
 
 
 class Trainer:
@@ -304,20 +299,18 @@ class Trainer:
         """Decide between the last weights and the best ones found on the way, both measured on the same validation text."""
         best_path = Path(self.config.checkpoint_path)
         self.val_loss, self.val_step = final, self.step
+        best_loss, best_step = math.inf, self.best_step
         if self.best_step != self.step and best_path.is_file():
             try:
                 best = read_checkpoint(best_path, self.device)
+                best_loss, best_step = self.measure(best.model, loader, hurry), best.step
             except CheckpointError as error:
                 log.warning("the best checkpoint is gone: %s", error)
-                best_loss = math.inf
-            else:
-                best_loss = self.measure(best.model, loader, hurry)
-            if not best_loss > final:
-                if math.isfinite(best_loss):
-                    self.best_val_loss, self.best_step = best_loss, best.step
-                    restate_checkpoint(best_path, val_loss=best_loss, best_val_loss=best_loss)
-                return
-        self.best_val_loss, self.best_step = final, self.step
+        if best_loss > final:
+            self.best_val_loss, self.best_step = final, self.step
+        elif math.isfinite(best_loss):  # it is NaN if a second stop cut it short: then the checks on the way decide
+            self.best_val_loss, self.best_step = best_loss, best_step
+            restate_checkpoint(best_path, val_loss=best_loss, best_val_loss=best_loss)
 
     def _scores(self, loss: float, loader: ValLoader) -> dict[str, Any]:
         """Return what eval and complete events have in common; a loss that was not measured is None."""

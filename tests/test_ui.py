@@ -267,7 +267,7 @@ def test_every_setting_of_model_and_training_has_its_control(name: str) -> None:
     assert name in form.NAMES
     assert (made.label, made.elem_id) == (field.title, f"setting-{name}")
     assert made.info.startswith(field.description)
-    assert made.value == dict(zip(form.NAMES, form.preset_values("quick"), strict=True))[name]
+    assert made.value == dict(zip(form.NAMES, form.values_of(PRESETS["quick"].config()), strict=True))[name]
     if isinstance(made, gr.Radio):
         assert [value for _, value in made.choices] == list(get_args(field.annotation))
     elif extra(field)["slider"]:
@@ -284,16 +284,18 @@ def test_the_form_has_nothing_but_settings_of_model_and_training() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_the_controls_pass_on_is_the_preset_they_were_set_to(preset: str) -> None:
-    sent = json.loads(json.dumps(form.preset_values(preset)))
+    sent = json.loads(json.dumps(form.values_of(PRESETS[preset].config())))
     passed = [form.control(name).preprocess(value) for name, value in zip(form.NAMES, sent, strict=True)]
     assert form.read(preset, passed) == PRESETS[preset].config()
 
 
 def test_an_optional_setting_is_empty_at_0_which_a_browser_makes_of_an_empty_number() -> None:
     for value in (0, None):
-        values = [value if name in form.OPTIONAL else known for name, known in zip(form.NAMES, form.preset_values("quick"), strict=True)]
+        values = [
+            value if name in form.OPTIONAL else known for name, known in zip(form.NAMES, form.values_of(PRESETS["quick"].config()), strict=True)
+        ]
         assert form.read("quick", values).max_epochs is None
-    values = [3 if name in form.OPTIONAL else known for name, known in zip(form.NAMES, form.preset_values("quick"), strict=True)]
+    values = [3 if name in form.OPTIONAL else known for name, known in zip(form.NAMES, form.values_of(PRESETS["quick"].config()), strict=True)]
     assert form.read("quick", values).max_epochs == 3
 
 
@@ -304,7 +306,7 @@ NUMBERS = [name for name in form.NAMES if not isinstance(form.control(name), gr.
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_value_beyond_its_range_or_none_reaches_the_config_s_sentence(name: str, value: float | None) -> None:
     passed = form.control(name).preprocess(value)
-    values = [passed if other == name else known for other, known in zip(form.NAMES, form.preset_values("quick"), strict=True)]
+    values = [passed if other == name else known for other, known in zip(form.NAMES, form.values_of(PRESETS["quick"].config()), strict=True)]
     if value is None and name in form.OPTIONAL:
         assert getattr(form.read("quick", values), name) is None
         return
@@ -322,7 +324,7 @@ def test_only_what_stands_on_the_form_may_be_set(name: str) -> None:
 
 @pytest.mark.parametrize("preset", [None, 5, True, "", "nope", "QUICK", ["quick"], {"quick": 1}, "x" * 1000])
 def test_a_preset_that_does_not_exist_is_refused_with_those_that_do(preset: Any) -> None:
-    for ask in (lambda: form.checked(preset, {}), lambda: form.read(preset, form.preset_values("quick"))):
+    for ask in (lambda: form.checked(preset, {}), lambda: form.read(preset, form.values_of(PRESETS["quick"].config()))):
         with pytest.raises(ConfigError, match="it must be one of quick, chars, classic, small: try quick") as refusal:
             ask()
         assert len(str(refusal.value)) < 200

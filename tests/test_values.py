@@ -17,7 +17,7 @@ from minigpt.model import MiniGPT
 def expect(path: Path, wanted: Mapping[str, torch.Tensor]) -> None:
     """Compare every value of a file with the tensors that were put into it."""
     with open_values(path) as values:
-        assert set(values.names) == set(wanted) == {tensor.name for tensor in inspect_file(path).tensors}
+        assert set(values.shapes) == set(wanted) == {tensor.name for tensor in inspect_file(path).tensors}
         for name, tensor in wanted.items():
             chunks = list(values.chunks(name))
             assert {(chunk.dtype.name, chunk.ndim) for chunk in chunks} <= {("float32", 1)}

@@ -3,6 +3,7 @@
 Not imported by the package itself, as it needs numpy.
 """
 
+import contextlib
 import functools
 import math
 import os
@@ -40,12 +41,10 @@ def measure_safely(path: Path, name: str = "") -> Generator[tuple[float, TensorS
                 yield float(told["share"]), TensorStatistics(**told["tensor"]) if told["tensor"] else None
             except (TypeError, KeyError):
                 raise CheckpointError(NO_ANSWER) from None
-        try:
-            is_broken = child.wait(WALL_S) != 0
-        except subprocess.TimeoutExpired:
-            is_broken = True
-        if is_broken:
-            raise CheckpointError(TOO_MUCH)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if child.wait(WALL_S) == 0:
+                return
+        raise CheckpointError(TOO_MUCH)
 
 
 def answer(name: str, wanted: str) -> None:

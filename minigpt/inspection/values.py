@@ -41,12 +41,11 @@ class _Place:
 
 
 class Values:
-    """The tensors of one open file: `names` are those of its report, `shapes` belong to them."""
+    """The tensors of one open file: `shapes` are by the names of its report."""
 
     def __init__(self, file: BinaryIO, places: Mapping[str, _Place]) -> None:
         self._file = file
         self._places = places
-        self.names = tuple(places)
         self.shapes = {name: place.shape for name, place in places.items()}
         firsts: dict[_Place, str] = {}
         for name, place in places.items():

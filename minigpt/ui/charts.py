@@ -14,10 +14,12 @@ from minigpt.optim import get_lr
 
 Curve = tuple[list[int], list[float | None]]
 Curves = Mapping[str, Curve]
+EMPTY: Curve = ([], [])
 
 GREY, BLUE, ORANGE, GOLD, RED = "rgba(128,128,128,.55)", "#3b82f6", "#f97316", "#eab308", "#ef4444"
 OVERLAYS = ("#0d9488", "#a855f7", "#db2777", "#65a30d")
 GRID = "rgba(128,128,128,.22)"
+LOSS_AXES = {"xaxis": {"title": "step", "rangemode": "tozero"}, "yaxis": {"title": "loss (nats per token)"}}
 MODE_BAR = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]}
 
 
@@ -49,34 +51,25 @@ def loss_figure(curves: Curves, baselines: Mapping[str, float | None], best: tup
         best: step and loss of the best validation.
         last_step: where the dashed lines end.
     """
-    empty: Curve = ([], [])
+    star: Curve = ([best[0]], [best[1]]) if best else EMPTY
     figure = go.Figure(
         [
-            line(curves.get("train", empty), "training", GREY, width=1),
-            line(curves.get("smoothed", empty), "training, smoothed", BLUE, width=2.5),
-            line(curves.get("val", empty), "validation", ORANGE, width=2, mode="lines+markers", marker={"size": 5}),
-            line(
-                ([best[0]], [best[1]]) if best else empty,
-                "best",
-                GOLD,
-                mode="markers",
-                marker={"symbol": "star", "size": 15, "line": {"width": 1, "color": "#713f12"}},
-            ),
+            line(curves.get("train", EMPTY), "training", GREY, width=1),
+            line(curves.get("smoothed", EMPTY), "training, smoothed", BLUE, width=2.5),
+            line(curves.get("val", EMPTY), "validation", ORANGE, width=2, mode="lines+markers", marker={"size": 5}),
+            line(star, "best", GOLD, mode="markers", marker={"symbol": "star", "size": 15, "line": {"width": 1, "color": "#713f12"}}),
             _dashed(baselines.get("uniform"), last_step, "knows nothing"),
             _dashed(baselines.get("unigram"), last_step, "knows word frequencies"),
-            line(empty, "not a number", RED, mode="markers", marker={"symbol": "x", "size": 12}),
+            line(EMPTY, "not a number", RED, mode="markers", marker={"symbol": "x", "size": 12}),
         ]
     )
-    figure.update_xaxes(title="step", rangemode="tozero")
-    figure.update_yaxes(title="loss (nats per token)")
-    return dressed(figure, 320)
+    return dressed(figure, 320).update_layout(LOSS_AXES)
 
 
 def overlay(curves: Curves, name: str, colour: str) -> list[dict[str, Any]]:
     """Return a run's validation and, dimmer, its smoothed training loss as traces to lay over another run's chart."""
-    empty: Curve = ([], [])
-    val = line(curves.get("val", empty), name, colour)
-    train = line(curves.get("smoothed", empty), f"{name}, training", colour, width=1.2, opacity=0.5, showlegend=False)
+    val = line(curves.get("val", EMPTY), name, colour)
+    train = line(curves.get("smoothed", EMPTY), f"{name}, training", colour, width=1.2, opacity=0.5, showlegend=False)
     traces: list[dict[str, Any]] = json.loads(go.Figure([val, train]).to_json())["data"]
     return traces
 
@@ -88,7 +81,7 @@ def line(curve: Curve, name: str, colour: str, *, width: float = 2, mode: str = 
 
 
 def _dashed(value: float | None, last_step: int, name: str) -> go.Scatter:
-    curve: Curve = ([], []) if value is None else ([0, last_step], [value, value])
+    curve: Curve = EMPTY if value is None else ([0, last_step], [value, value])
     scatter = line(curve, name, GREY, width=1.5)
     scatter.line.dash = "dash" if name == "knows nothing" else "dot"
     return scatter
@@ -96,11 +89,10 @@ def _dashed(value: float | None, last_step: int, name: str) -> go.Scatter:
 
 def details_figure(curves: Curves) -> go.Figure:
     """Draw learning rate, gradient norm and tokens per second below each other, on one axis of steps."""
-    empty: Curve = ([], [])
     names = {"lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_s": "tokens per second"}
     figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     for row, (name, title) in enumerate(names.items(), start=1):
-        figure.add_trace(line(curves.get(name, empty), title, (BLUE, ORANGE, "#10b981")[row - 1]), row=row, col=1)
+        figure.add_trace(line(curves.get(name, EMPTY), title, (BLUE, ORANGE, "#10b981")[row - 1]), row=row, col=1)
         figure.update_yaxes(title=title, row=row, col=1)
     figure.update_xaxes(title="step", row=3, col=1)
     return dressed(figure, 480).update_layout(showlegend=False)
@@ -111,11 +103,9 @@ def schedule_figure(config: TransformerConfig, done: int = 0) -> go.Figure:
     steps = sorted({*range(0, config.max_steps, max(config.max_steps // 200, 1)), min(config.warmup_steps, config.max_steps), config.max_steps})
     rates = [get_lr(step, config.warmup_steps, config.max_steps, config.learning_rate, config.min_lr) for step in steps]
     figure = go.Figure([line((steps, [float(rate) for rate in rates]), "learning rate", BLUE)])
-    figure.update_xaxes(title="step")
-    figure.update_yaxes(title="learning rate")
     if done:
         figure.add_vline(done, line={"color": ORANGE, "dash": "dot"}, annotation_text="goes on here")
-    return dressed(figure, 220).update_layout(showlegend=False)
+    return dressed(figure, 220).update_layout(showlegend=False, xaxis_title="step", yaxis_title="learning rate")
 
 
 def dressed(figure: go.Figure, height: int) -> go.Figure:
@@ -138,6 +128,4 @@ def dressed(figure: go.Figure, height: int) -> go.Figure:
 
 def as_plot(figure: go.Figure) -> PlotData:
     """Wrap a figure with the mode bar's settings, which gr.Plot passes on to plotly only in this form."""
-    content = json.loads(figure.to_json())
-    content["config"] = MODE_BAR
-    return PlotData(type="plotly", plot=json.dumps(content))
+    return PlotData(type="plotly", plot=json.dumps({**json.loads(figure.to_json()), "config": MODE_BAR}))

@@ -12,11 +12,14 @@ let busy = false, misses = 0, polls = 0, pushed = -1e9, pulled = 0, eager = 0, s
 const one = selector => document.querySelector(selector);
 const put = (selector, text) => { const node = one(selector); if (node && node.textContent !== text) node.textContent = text; };
 const attempt = action => { try { return action(); } catch { return null; } };  // what a browser may lack or forbid
+const button = state => { const tabs = one('#tabs'); if (tabs) tabs.dataset.run = state; };  // the style sheet shows Train it or Stop
+const download = (name, text) => {
+  const link = Object.assign(document.createElement('a'), { download: name, href: URL.createObjectURL(new Blob([text])) });
+  link.click(); URL.revokeObjectURL(link.href);
+};
 const nearest = step => samples.reduce((best, sample, index) => Math.abs(sample.step - step) < Math.abs(samples[best].step - step) ? index : best, 0);
 const scale = node => Plotly.relayout(node, { 'yaxis.type': one('#log-axis')?.checked ? 'log' : 'linear' });
 const otherMean = () => one('#smoothing') && one('#smoothing').value !== '0.8';  // than the server's, which is made from all points
-
-function button(state) { const tabs = one('#tabs'); if (tabs) tabs.dataset.run = state; }  // the style sheet shows Train it or Stop
 
 function chart(id) {  // the mounted chart, or null; a new node (gradio drew it again) starts from nothing
   const node = one(`#${id} .js-plotly-plot`);
@@ -192,10 +195,7 @@ document.addEventListener('click', async event => {
     if (innerWidth < 900) one('#status')?.scrollIntoView({ behavior: 'smooth' });
   }
   if (event.target.closest('#stop')) { button('stopping'); put('#stop', 'Stopping…'); put('#status .state', 'stopping…'); }
-  if (event.target.closest('#csv')) {
-    const link = Object.assign(document.createElement('a'), { download: `minigpt-${run}.csv`, href: URL.createObjectURL(new Blob([await server.csv(run)], { type: 'text/csv' })) });
-    link.click(); URL.revokeObjectURL(link.href);
-  }
+  if (event.target.closest('#csv')) download(`minigpt-${run}.csv`, await server.csv(run));
   const row = event.target.closest('a[data-run]');
   if (row && !event.ctrlKey && !event.metaKey) { event.preventDefault(); visit(row.dataset.run); }
 });
@@ -204,4 +204,4 @@ new MutationObserver(() => document.querySelectorAll('.js-plotly-plot').forEach(
 setInterval(tick, 250);
 pull();
 window.addEventListener('online', () => { misses = 0; pull(); });
-window.minigpt = { visit, refused() { started = { until: 0 }; pull(); }, refresh() { refreshed = pulled = -1e9; }, get polls() { return polls; }, get view() { return view; }, get samples() { return samples; } };
+window.minigpt = { visit, download, refused() { started = { until: 0 }; pull(); }, refresh() { refreshed = pulled = -1e9; }, get polls() { return polls; }, get view() { return view; }, get samples() { return samples; } };

@@ -134,12 +134,7 @@ def _wanted(have: Have, series: dict[str, Any]) -> dict[str, Any]:
 
 def after(seen: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a reader has after it took in a view; for readers on the server's side."""
-    return {
-        "run": seen["run"],
-        "life": seen["life"],
-        "series": reached(seen["series"]),
-        "samples": seen["first"] + len(seen["samples"]),
-    }
+    return {"run": seen["run"], "life": seen["life"], "series": reached(seen["series"]), "samples": seen["first"] + len(seen["samples"])}
 
 
 @functools.cache
@@ -156,12 +151,7 @@ def example_view(have: Have) -> dict[str, Any]:
     counts = _counts(known)
     data = stored.get("data", {})
     unit = words.UNITS[stored.get("config", {}).get("tokenizer", "word")]
-    complete = {
-        "elapsed": stored.get("elapsed", 0.0),
-        "step": stored.get("step", 0),
-        "best_val_loss": stored.get("best_val_loss"),
-        "best_step": stored.get("best_step", 0),
-    }
+    complete = {"elapsed": 0.0, "step": 0, "best_val_loss": None, "best_step": 0, **stored}
     series = {}
     for name, (x, y) in curves(stored.get("series")).items():
         epoch, count = counts.get(name, (-1, 0))
@@ -176,7 +166,7 @@ def example_view(have: Have) -> dict[str, Any]:
         "step": last,
         "max_steps": last,
         "status": "an example, trained before you came · press Train it to make your own" if stored else "no run yet · press Train it",
-        "numbers": words.numbers({"eval": {**complete, "val_loss": stored.get("val_loss")}}, data, unit) if stored else "",
+        "numbers": words.numbers({"eval": complete}, data, unit) if stored else "",
         "story": words.verdict("example", complete, data, unit) if stored else "",
         "share": 0.0,
         "lines": baselines(data),

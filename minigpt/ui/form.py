@@ -39,11 +39,6 @@ def control(name: str) -> gr.components.Component:
     return gr.Number(**common)
 
 
-def preset_values(preset: str) -> list[Any]:
-    """Return the controls' values for a preset, in the order of `NAMES`."""
-    return values_of(PRESETS[preset].config())
-
-
 def values_of(config: TransformerConfig) -> list[Any]:
     """Return the controls' values for these settings, in the order of `NAMES`."""
     values = config.model_dump()

@@ -32,7 +32,4 @@ COPY_LINK = (
     try { await navigator.clipboard.writeText(location.href); return 'Copied'; } catch { return 'It is in the address bar'; }
 }"""
 )
-DOWNLOAD = """text => {
-    const link = Object.assign(document.createElement('a'), { download: 'minigpt-settings.json', href: URL.createObjectURL(new Blob([text])) });
-    link.click(); URL.revokeObjectURL(link.href);
-}"""
+DOWNLOAD = "text => window.minigpt.download('minigpt-settings.json', text)"

@@ -1,6 +1,7 @@
 """The whole page: header, feed, tabs; and how it is served."""
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -73,7 +74,8 @@ def build(manager: RunManager) -> gr.Blocks:
         train.look_inside.click(show_run, run_id, opened, **shown)
         writing = train.write_with.click(show_run, run_id, opened, **shown)
         writing.then(None, js="() => setTimeout(() => document.querySelector('#prompt textarea')?.focus(), 100)", api_visibility="private")
-        arrived = demo.load(train_tab.arriver(manager), [train.link, *train.form[:2]], train.form, js=memory.ARRIVE, **train_tab.WARNING)
+        arrive = functools.partial(train_tab.arrive, manager)
+        arrived = demo.load(arrive, [train.link, *train.form[:2]], train.form, js=memory.ARRIVE, **train_tab.WARNING)
         arrived.then(None, train.link, None, js=memory.REMEMBER, api_visibility="private")
         api.expose(manager)
     return demo

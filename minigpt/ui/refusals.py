@@ -34,6 +34,10 @@ def refusing(title: str) -> Iterator[None]:
         raise gr.Error(markup(error), duration=20, title=title, print_exception=False) from None
 
 
-def warn(error: MiniGPTError | OSError, title: str) -> None:
-    """Show a message and let the event go on: gradio writes "Error" over everything that an event which failed would have filled."""
-    gr.Warning(markup(error), duration=20, title=title)
+@contextmanager
+def warning(title: str) -> Iterator[None]:
+    """Show as a message what is refused inside and let the event go on: gradio writes "Error" over all that an event which failed would fill."""
+    try:
+        yield
+    except (MiniGPTError, OSError) as error:
+        gr.Warning(markup(error), duration=20, title=title)

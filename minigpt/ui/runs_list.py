@@ -3,6 +3,7 @@
 What the buttons act on is the run that the page shows; its id comes from the page's script. Which buttons fit that run stands in its row.
 """
 
+import functools
 import html
 import json
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.run import LIVE
 from minigpt.runs import PastRun, Run, RunManager
 from minigpt.ui import charts, feed, train_tab
-from minigpt.ui.refusals import refusing, warn
+from minigpt.ui.refusals import refusing, warning
 
 OVERLAY_POINTS = 500
 MORE_STEPS = 400
@@ -45,15 +46,13 @@ def build(manager: RunManager, tab: train_tab.TrainTab) -> None:
     ):
         going = gr.on(
             clicks,
-            _goer(manager, change),
+            functools.partial(_go_on, manager, change),
             [shown, steps, has_plotly],
             tab.charts,
             js="async (_, steps) => [window.minigpt.view.run, steps, Boolean(window.Plotly)]",
-            concurrency_limit=8,
-            show_progress="hidden",
-            api_visibility="private",
+            **train_tab.WATCHED,
         )
-        going.failure(None, js="() => window.minigpt.refused()", api_visibility="private")
+        going.failure(None, **train_tab.REFUSED)
 
     def planned(run_id: str, more: Any) -> Any:
         """Draw the schedule that an extension would follow."""
@@ -81,10 +80,8 @@ def _naming_and_deleting(manager: RunManager, shown: gr.Textbox) -> None:
 
     def renamed(run_id: str, new: str) -> str:
         """Give the run a name, or say why not."""
-        try:
+        with warning("Not renamed"):
             manager.rename(run_id, new)
-        except MiniGPTError as error:
-            warn(error, "Not renamed")
         return ""
 
     def asked(run_id: str) -> tuple[Any, str, str]:
@@ -95,10 +92,8 @@ def _naming_and_deleting(manager: RunManager, shown: gr.Textbox) -> None:
 
     def deleted(run_id: str) -> Any:
         """Delete the run, or say why not."""
-        try:
+        with warning("Not deleted"):
             manager.delete(run_id)
-        except MiniGPTError as error:
-            warn(error, "Not deleted")
         return gr.Group(visible=False)
 
     refresh: dict[str, Any] = {"js": "() => window.minigpt.refresh()", "api_visibility": "private"}
@@ -135,15 +130,12 @@ def longer(run: Run, more: Any) -> int:
     return max(run.max_steps, run.step) + int(more)
 
 
-def _goer(manager: RunManager, change: Callable[[Run, Any], dict[str, Any]]) -> Any:
-    def go_on(run_id: str, more: Any, has_plotly: bool) -> Iterator[tuple[Any, ...]]:
-        """Go on with a run, or watch the one that is live, and yield the trainer's updates until it ends."""
-        with refusing("Not started"):
-            changes = change(known(manager, run_id), more)
-            run = train_tab.or_the_live_one(lambda: manager.resume(run_id, **changes))
-        yield from train_tab.watch(run, whole_figures=has_plotly is False)
-
-    return go_on
+def _go_on(manager: RunManager, change: Callable[[Run, Any], dict[str, Any]], run_id: str, more: Any, has_plotly: bool) -> Iterator[tuple[Any, ...]]:
+    """Go on with a run, or watch the one that is live, and yield the trainer's updates until it ends."""
+    with refusing("Not started"):
+        changes = change(known(manager, run_id), more)
+        run = train_tab.or_the_live_one(lambda: manager.resume(run_id, **changes))
+    yield from train_tab.watch(run, whole_figures=has_plotly is False)
 
 
 def server_functions(manager: RunManager) -> list[Callable[..., str]]:
@@ -184,15 +176,13 @@ def _row(item: PastRun, ticked: list[Any], shown: object) -> str:
     full = item.id not in ticked and None not in [*ticked, *[None] * (len(charts.OVERLAYS) - len(ticked))]
     tick = f'<input type="checkbox" id="tick-{run_id}" data-tick="{run_id}" aria-label="Lay {name} over the chart"'
     tick += f"{' checked' if item.id in ticked else ''}{' disabled' if full else ''}>"
-    live = item.state in LIVE
     abilities = {"resume": item.state != "finished", "extend": True, "restart": item.state == "diverged"} if item.resumable else {}
-    can = "" if live else " ".join(["manage", *(ability for ability, fits in abilities.items() if fits)])
-    best = "" if item.best_val_loss is None else f"{item.best_val_loss:.3f}"
+    can = "" if item.state in LIVE else " ".join(["manage", *(ability for ability, fits in abilities.items() if fits)])
     cells = (
         f'{tick} <span class="swatch" style="background:{colour}"></span>',
         f'<a href="?run={run_id}" data-run="{run_id}" title="{run_id}">{name}</a>',
         f"{item.step:,} of {item.max_steps:,}",
-        best,
+        "" if item.best_val_loss is None else f"{item.best_val_loss:.3f}",
         f'<span title="{html.escape(item.error)}">{html.escape(item.state)}</span>',
     )
     current = ' aria-current="true"' if item.id == shown else ""

@@ -1,5 +1,6 @@
 """The Train tab: choose, train, watch, stop. Lays out the controls and turns clicks into calls of the run manager; training is not done here."""
 
+import functools
 import html
 import json
 import logging
@@ -16,7 +17,7 @@ from minigpt.errors import DataError, MiniGPTError
 from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.runs import Run, RunBusy, RunManager
 from minigpt.ui import charts, feed, form, memory
-from minigpt.ui.refusals import markup, refusing, warn
+from minigpt.ui.refusals import markup, refusing, warning
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ CHART_CONTROLS = """<label>Smoothing <input id="smoothing" type="range" min="0" 
 FORM_AS_IT_IS = [gr.skip()] * (1 + len(form.NAMES) + 5)  # preset, controls, and what `_planned` fills
 QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 WARNING: dict[str, Any] = {**QUIET, "queue": True}  # a warning reaches the page through the queue alone
+WATCHED: dict[str, Any] = {"concurrency_limit": 8, "show_progress": "hidden", "api_visibility": "private"}  # what goes on as long as a run
+REFUSED: dict[str, Any] = {"js": "() => window.minigpt.refused()", "api_visibility": "private"}
 
 
 @dataclass
@@ -100,16 +103,14 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
     saved = save.click(_save, [preset, *controls], file_text, **QUIET)
     saved.success(None, file_text, None, js=memory.DOWNLOAD, api_visibility="private")
     started = train.click(
-        _starter(manager),
+        functools.partial(_start, manager),
         [source, text, file, preset, *controls, has_plotly],
         [loss, details, feed_component],
         js=TELL_PLOTLY,
-        concurrency_limit=8,
-        show_progress="hidden",
-        api_visibility="private",
+        **WATCHED,
     )
-    started.failure(None, js="() => window.minigpt.refused()", api_visibility="private")
-    stop.click(_stopper(manager), None, None, api_name="page_stop", **QUIET)
+    started.failure(None, **REFUSED)
+    stop.click(functools.partial(_stop, manager), None, None, api_name="page_stop", **QUIET)
     form_parts = [source, text, own, preset, *controls, *after]
     return TrainTab(look_inside, write_with, restart, under_chart, [loss, details, feed_component], link, form_parts)
 
@@ -164,8 +165,7 @@ def _first_figure(view: dict[str, Any]) -> Any:
 
 def _choose(preset: str) -> list[Any]:
     """Set all controls to a preset and tell what that means."""
-    values = form.preset_values(preset)
-    return [*values, *_planned(preset, *values)]
+    return _filled(preset, PRESETS[preset].config())[1:]
 
 
 def _planned(preset: str, *values: Any) -> list[Any]:
@@ -185,22 +185,16 @@ def _filled(preset: str, config: TransformerConfig) -> list[Any]:
     return [preset, *values, *_planned(preset, *values)]
 
 
-def arriver(manager: RunManager) -> Any:
-    """Return what fills the form of a page that has just been loaded."""
-
-    def arrive(given: str, source: str, text: str) -> list[Any]:
-        """Fill the form: from a link's settings, else from the run that is live, else as it was; a new page is left alone."""
-        texts = [source, text, gr.Group(visible=source == OWN)] if source == OWN else [gr.skip()] * 3
-        try:
-            asked = form.from_link(given)
-            if (run := manager.active) is not None and not (asked and given.startswith("?")):
-                asked = (run.preset if run.preset in PRESETS else "classic", run.config)
-        except MiniGPTError as error:
-            warn(error, "The settings in this address do not fit")
-            return [*texts, *FORM_AS_IT_IS]
-        return [*texts, *(_filled(*asked) if asked else FORM_AS_IT_IS)]
-
-    return arrive
+def arrive(manager: RunManager, given: str, source: str, text: str) -> list[Any]:
+    """Fill the form of a page just loaded: from a link's settings, else from the run that is live, else as it was; a new page is left alone."""
+    texts = [source, text, gr.Group(visible=source == OWN)] if source == OWN else [gr.skip()] * 3
+    filled = FORM_AS_IT_IS
+    with warning("The settings in this address do not fit"):
+        asked = form.from_link(given)
+        if (run := manager.active) is not None and not (asked and given.startswith("?")):
+            asked = (run.preset if run.preset in PRESETS else "classic", run.config)
+        filled = _filled(*asked) if asked else FORM_AS_IT_IS
+    return [*texts, *filled]
 
 
 def _save(preset: str, *values: Any) -> str:
@@ -209,11 +203,9 @@ def _save(preset: str, *values: Any) -> str:
 
 
 def _load(content: bytes) -> list[Any]:
-    try:
+    with warning("Not loaded"):
         return _filled(*form.from_json(content))
-    except MiniGPTError as error:
-        warn(error, "Not loaded")
-        return FORM_AS_IT_IS
+    return FORM_AS_IT_IS
 
 
 def own_text(source: str, text: str | None, file: bytes | None) -> str | None:
@@ -231,16 +223,13 @@ def own_text(source: str, text: str | None, file: bytes | None) -> str | None:
     return text.encode("utf-8", "replace").decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _starter(manager: RunManager) -> Any:
-    def start(source: str, text: str, file: bytes | None, preset: str, *rest: Any) -> Iterator[tuple[Any, ...]]:
-        """Start a run, or watch the one that is live, and yield the trainer's updates until it ends."""
-        *values, has_plotly = rest
-        with refusing("Not started"):
-            config = form.read(preset, values)
-            run = or_the_live_one(lambda: manager.start(config, preset=preset, text=own_text(source, text, file)))
-        yield from watch(run, whole_figures=has_plotly is False)
-
-    return start
+def _start(manager: RunManager, source: str, text: str, file: bytes | None, preset: str, *rest: Any) -> Iterator[tuple[Any, ...]]:
+    """Start a run, or watch the one that is live, and yield the trainer's updates until it ends."""
+    *values, has_plotly = rest
+    with refusing("Not started"):
+        config = form.read(preset, values)
+        run = or_the_live_one(lambda: manager.start(config, preset=preset, text=own_text(source, text, file)))
+    yield from watch(run, whole_figures=has_plotly is False)
 
 
 def or_the_live_one(begin: Callable[[], Run]) -> Run:
@@ -281,10 +270,7 @@ def figure_of(run: Run, most: int | None = None) -> Any:
     return charts.loss_figure(charts.thin(curves, most) if most else curves, lines, feed.best_point(run), run.max_steps)
 
 
-def _stopper(manager: RunManager) -> Any:
-    def stop() -> None:
-        """Set the stop event of the run at work; the run does the rest."""
-        if (run := manager.active) is not None:
-            run.ask_to_stop(ignore_within_s=DOUBLE_CLICK_S)
-
-    return stop
+def _stop(manager: RunManager) -> None:
+    """Set the stop event of the run at work; the run does the rest."""
+    if (run := manager.active) is not None:
+        run.ask_to_stop(ignore_within_s=DOUBLE_CLICK_S)

@@ -10,7 +10,6 @@ from typing import Any
 import gradio as gr
 import pandas as pd
 
-from minigpt.config import TransformerConfig
 from minigpt.errors import CheckpointError
 from minigpt.header import clean
 from minigpt.inspection import Report, inspect_safely
@@ -18,7 +17,7 @@ from minigpt.inspection.measuring import measure_safely
 from minigpt.inspection.statistics import TensorStatistics
 from minigpt.runs import RunManager
 from minigpt.ui import charts, pages, words, xray_charts
-from minigpt.ui.refusals import refusing
+from minigpt.ui.refusals import LABELS, refusing
 from minigpt.ui.shelf import path_of
 
 SHOWN: dict[str, Any] = {"show_progress": "minimal", "api_visibility": "private"}
@@ -124,9 +123,8 @@ def tensors_table(report: Report | None, found: dict[str, TensorStatistics] | No
 def settings_table(report: Report | None) -> pd.DataFrame:
     """Return the settings, each with where it comes from."""
     config, origins = (report.config, report.origins) if report else ({}, {})
-    titles = {name: field.title or "" for name, field in TransformerConfig.model_fields.items()}
     rows = [
-        [clean(name, 60), "" if value is None else clean(str(value), 200), titles.get(name, ""), origins.get(name, "")]
+        [clean(name, 60), "" if value is None else clean(str(value), 200), LABELS.get(name, ""), origins.get(name, "")]
         for name, value in config.items()
     ]
     return pd.DataFrame(rows, columns=["setting", "value", "in words", "origin"])

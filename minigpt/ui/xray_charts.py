@@ -33,9 +33,7 @@ def histogram_figure(found: TensorStatistics) -> go.Figure:
     middles = [first + step * (index + 0.5) for index in range(len(found.histogram))]
     hover = "%{y:,} values near %{x:.3g}<extra></extra>"
     figure = go.Figure([go.Bar(x=middles, y=found.histogram, width=step, marker={"color": charts.BLUE}, hovertemplate=hover)])
-    figure.update_xaxes(title=f"values of {_text(found.name)}")
-    figure.update_yaxes(title="how many")
-    return charts.dressed(figure, 280)
+    return charts.dressed(figure, 280).update_layout(xaxis_title=f"values of {_text(found.name)}", yaxis_title="how many")
 
 
 def picture_figure(found: TensorStatistics) -> go.Figure:
@@ -53,6 +51,4 @@ def two_runs_figure(runs: Mapping[str, charts.Curves]) -> go.Figure:
     figure = go.Figure(
         [trace for colour, (name, curves) in zip(COLOURS, runs.items(), strict=False) for trace in charts.overlay(curves, _text(name), colour)]
     )
-    figure.update_xaxes(title="step", rangemode="tozero")
-    figure.update_yaxes(title="loss (nats per token)")
-    return charts.dressed(figure, 320)
+    return charts.dressed(figure, 320).update_layout(charts.LOSS_AXES)
