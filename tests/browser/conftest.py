@@ -22,6 +22,8 @@ from conftest import ROOT, verse  # noqa: E402
 from gradio_client import Client  # noqa: E402
 from playwright.sync_api import Browser, BrowserContext, Locator, Page  # noqa: E402
 
+from minigpt.presets import PRESETS  # noqa: E402
+
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
@@ -30,6 +32,7 @@ ARGUMENTS = [
 ]  # fmt: skip
 LIMIT_S = 30.0
 playwright.expect.set_options(timeout=1000 * LIMIT_S)
+QUICK_STEPS = PRESETS["quick"].config().max_steps
 LONG = {"max_steps": 5000, "batch_size": 128, "warmup_steps": 8, "eval_interval": 40, "log_interval": 1}  # ended by a stop, before curves are thinned
 ENDED = ("finished", "stopped", "failed", "diverged")
 EXAMPLE = ROOT / "assets" / "example.safetensors"

@@ -11,6 +11,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from browser.conftest import (
     LONG,
+    QUICK_STEPS,
     TINY,
     Faults,
     Server,
@@ -165,7 +166,7 @@ def test_settings_are_saved_to_a_file_and_loaded_from_it(page: Page, tmp_path: P
     assert (content["preset"], content["max_steps"], content["optimizer"]) == ("quick", 77, "muon")
     assert "data_path" not in content
     page.locator("#reset").click()
-    expect(setting(page, "max_steps")).to_have_value("360")
+    expect(setting(page, "max_steps")).to_have_value(str(QUICK_STEPS))
     chooser = page.locator("#load-settings").locator("xpath=..").locator("input[type=file]").first
     (tmp_path / "settings.json").write_text(json.dumps({**content, "seed": 12}))
     chooser.set_input_files(tmp_path / "settings.json")
@@ -235,7 +236,7 @@ def test_ticked_runs_lie_over_the_chart_and_leave_its_own_traces_alone(page: Pag
     wait_points(page, 3)
     wait_traces(page, OWN_TRACES + 2)
     assert trace(page, "loss", OWN_TRACES)[0][-1] == 42
-    assert trace(page, "loss", 5)[0] == [0, 360]
+    assert trace(page, "loss", 5)[0] == [0, QUICK_STEPS]
 
 
 def test_a_stopped_run_is_resumed_from_the_page(page: Page, server: Server, short_text: str) -> None:

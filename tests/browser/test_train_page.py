@@ -14,6 +14,7 @@ from browser.conftest import (
     ENDED,
     EXAMPLE,
     LONG,
+    QUICK_STEPS,
     TINY,
     Server,
     VisitorFactory,
@@ -216,7 +217,7 @@ def test_wrong_settings_are_refused_with_values_that_work(page: Page, server: Se
     for wrong in (
         {
             "n_heads": (5, "Heads is 5; it must divide Width, 32 into even parts: try 4", 4),
-            "warmup_steps": (500, "Warm-up is 500; it must be below Steps, 360: try 36", 36),
+            "warmup_steps": (500, f"Warm-up is 500; it must be below Steps, {QUICK_STEPS}: try {QUICK_STEPS // 10}", QUICK_STEPS // 10),
         },
         {
             "max_steps": ("", "Steps is empty; it must be a whole number from 1 to 10,000,000: try 5,000", 5000),
