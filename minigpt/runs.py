@@ -90,8 +90,6 @@ class RunManager:
         try:
             if chosen and (list(folder.glob("*.safetensors")) or any((folder / name).exists() for name in OWN_FILES)):
                 raise ConfigError(f"checkpoint_dir {folder.name!r} holds a run already; its files would be replaced: choose a new folder")
-            if config.vocab_path and Path(config.vocab_path).resolve().parent == folder.resolve():
-                raise ConfigError(f"vocab_path is {config.vocab_path!r}, in the run's own folder: choose a place outside of it")
             folder.mkdir(parents=True, exist_ok=chosen)
             config.checkpoint_dir = str(folder)
             config.data_path = str(Path(config.data_path).resolve()) if config.data_path else ""  # a resume may begin elsewhere
