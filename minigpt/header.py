@@ -64,7 +64,8 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading; a folder, a pipe or a device is refused before it can block."""
     try:
         if not path.is_file():
-            raise CheckpointError("There is no such file; it may have been moved or deleted.")
+            gone = "There is no such file; it may have been moved or deleted."
+            raise CheckpointError("This is not a regular file." if path.exists() else gone)
         with path.open("rb") as file:
             yield file
     except OSError as error:

@@ -200,8 +200,9 @@ class RunManager:
         threading.Thread(target=_warm_up, name="warm-up", daemon=True).start()
 
     def _folders(self) -> list[Path]:
-        """List the folders of runs, the newest first."""
-        return [path.parent for path in sorted(self.home.glob("*/config.json"), key=_modified, reverse=True)]
+        """List the folders of runs, the newest first, without those whose names are no text: a page could not be told of them."""
+        found = [path for path in self.home.glob("*/config.json") if path.is_file() and not re.search("[\ud800-\udfff]", path.parent.name)]
+        return [path.parent for path in sorted(found, key=_modified, reverse=True)]
 
     def _folder(self, run_id: str) -> Path:
         """Return the folder of a listed run, whose id is never used as a path."""

@@ -62,6 +62,13 @@ def stray(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{STRAY_SUFFIX}")
 
 
+def read_regular(path: Path) -> bytes:
+    """Read a file whole; what is none, such as a pipe, which may keep a reader for ever, is refused as an OSError."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return path.read_bytes()
+
+
 def write_atomically(path: Path, data: bytes, *, keep_as: Path | None = None) -> None:
     """Replace `path` by `data` so that a reader, a kill or a full disk finds either the old file or the new one, whole.
 

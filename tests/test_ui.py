@@ -1,13 +1,17 @@
 import json
 import math
+import os
 import re
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, get_args
 
 import gradio as gr
+import orjson
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -1127,3 +1131,35 @@ def test_the_list_of_runs_trusts_no_tick_and_a_run_that_is_gone_leaves_its_place
     assert answer["traces"] == []
     gone = json.loads(runs(json.dumps({"slots": ["a", "b", "c", "d"]})))
     assert "disabled" not in gone["rows"]
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="file names are text there")
+def test_a_folder_whose_name_is_no_text_is_left_out_and_texts_that_are_none_are_shown_cleaned(manager: RunManager) -> None:
+    for name, content in ((b"odd-\xff", "{}"), (b"told", '{"state": "failed", "name": "a\\ud800", "error": "\\udfff", "preset": "\\ud800"}')):
+        folder = manager.home / os.fsdecode(name)
+        folder.mkdir(parents=True)
+        for file in ("config.json", "state.json"):
+            (folder / file).write_text(content)
+        shutil.copy(feed.EXAMPLE, folder / "best.safetensors")
+    (item,) = manager.past()
+    assert (item.id, item.name, item.error) == ("told", "a\ufffd", "\ufffd")
+    opened = feed.find_run(manager, "told")
+    assert opened is not None
+    shown = [runs_list.rows(manager, [], None), feed.run_view(opened, {}), Api(manager).checkpoints(), shelf.listed(manager).to_dict("list")]
+    orjson.dumps(shown)  # which is how the page sends them
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in folders here")
+@pytest.mark.parametrize("name", ["config.json", "state.json", "metrics.jsonl", "last.safetensors", "best.safetensors"])
+def test_a_pipe_among_a_run_s_files_keeps_nobody_waiting(name: str, manager: RunManager) -> None:
+    folder = manager.home / "piped"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    manager.prepare()
+    assert [item.id for item in manager.past()] == ([] if name == "config.json" else ["piped"])
+    assert feed.view(manager, {"want": "piped"})["run"] == ("example" if name == "config.json" else "piped")
+    assert [item.id for item in shelf.saved(manager)] == ["example/example"]
+    with pytest.raises(MiniGPTError):
+        manager.reopen(folder)
