@@ -23,7 +23,7 @@ from minigpt.checkpoint import Checkpoint
 from minigpt.config import TransformerConfig
 from minigpt.data import check_text, prepare_text
 from minigpt.errors import ConfigError, DataError, MiniGPTError
-from minigpt.header import clean
+from minigpt.header import clean, is_text
 from minigpt.history import replay, to_line
 from minigpt.optim import warm_up
 from minigpt.past import PastRun, describe_run, is_elsewhere, mark_interrupted, name_of, open_run, read_state
@@ -201,7 +201,7 @@ class RunManager:
 
     def _folders(self) -> list[Path]:
         """List the folders of runs, the newest first, without those whose names are no text: a page could not be told of them."""
-        found = [path for path in self.home.glob("*/config.json") if path.is_file() and not re.search("[\ud800-\udfff]", path.parent.name)]
+        found = [path for path in self.home.glob("*/config.json") if path.is_file() and is_text(path.parent.name)]
         return [path.parent for path in sorted(found, key=_modified, reverse=True)]
 
     def _folder(self, run_id: str) -> Path:

@@ -26,6 +26,7 @@ from minigpt.foreign import open_any
 from minigpt.history import MAX_POINTS, History
 from minigpt.model import MiniGPT
 from minigpt.optim import get_lr
+from minigpt.past import open_run
 from minigpt.presets import PRESETS
 from minigpt.runs import Run, RunManager
 from minigpt.tokenizer import WordTokenizer
@@ -1163,3 +1164,36 @@ def test_a_pipe_among_a_run_s_files_keeps_nobody_waiting(name: str, manager: Run
     assert [item.id for item in shelf.saved(manager)] == ["example/example"]
     with pytest.raises(MiniGPTError):
         manager.reopen(folder)
+
+
+WHOLE = [  # every kind of event with every name that it may have
+    {**DATA, "train_tokens": 9, "val_tokens": 1, "parameters": 5, "device": "cpu", "threads": 1, "precision": "float32"},
+    log(3, tokens_per_s=5.0),
+    evaluation(3, best_step=3, val_tokens=5, val_tokens_total=50),
+    {"type": "sample", "step": 3, "elapsed": 0.5, "loss": 3.0, "prompt": "ROMEO:", "text": "O"},
+    complete(5, reason="finished", best_step=3, val_tokens=5, val_tokens_total=50),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), [(event["type"], name) for event in WHOLE for name in event])
+def test_whatever_one_line_of_the_log_says_the_page_is_told_of_the_run(kind: str, name: str, manager: RunManager) -> None:
+    folder = manager.home / "odd"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "state.json").write_text('{"state": "finished"}')
+    for odd in ("", "null", '"x"', '"\\ud800"', "[]", "{}", "true", "-1", "1e400", "NaN", "0.5", "1" * 30):
+        lines = [
+            [f'"{key}": {odd if (event["type"], key) == (kind, name) else json.dumps(value)}' for key, value in event.items()] for event in WHOLE
+        ]
+        kept = [[part for part in line if not part.endswith(": ")] for line in lines]  # with "" the name itself is left out
+        (folder / "metrics.jsonl").write_text("".join(f"{{{', '.join(line)}}}\n" for line in kept))
+        for state in ("finished", "stopped", "diverged", "interrupted"):
+            (folder / "state.json").write_text(json.dumps({"state": state}))
+            orjson.dumps(feed.run_view(open_run(folder), {}))
+        opened = open_run(folder)
+        train_tab.figure_of(opened)
+        opened.history.to_frame()
+        opened.ended.clear()  # as a live one, which is told of in other words
+        opened.state = "training"
+        orjson.dumps(feed.run_view(opened, {}))
+        (folder / "metrics.jsonl").unlink()

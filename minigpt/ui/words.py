@@ -122,7 +122,7 @@ def numbers(last: Mapping[str, Mapping[str, Any]], data: Mapping[str, Any], unit
         parts += [f"loss {log['loss']:.2f}", f"perplexity {choices(log['loss'])}"]
     validated = last.get("complete") if last.get("complete", {}).get("val_loss") is not None else last.get("eval")
     if validated and validated.get("val_loss") is not None:
-        scored = f", on {validated['val_tokens']:,} of {validated['val_tokens_total']:,} tokens" if validated.get("val_tokens") else ""
+        scored = f", on {validated.get('val_tokens', 0):,} of {validated['val_tokens_total']:,} tokens" if validated.get("val_tokens_total") else ""
         parts.append(f"validation {validated['val_loss']:.2f} (chooses among about {choices(validated['val_loss'])} {unit}{scored})")
         if validated.get("best_val_loss") is not None:
             parts.append(f"best {validated['best_val_loss']:.2f} at step {validated.get('best_step', 0):,}")
