@@ -16,7 +16,7 @@ from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.run import LIVE
 from minigpt.runs import PastRun, Run, RunManager
 from minigpt.ui import charts, feed, train_tab
-from minigpt.ui.refusals import refusing, warning
+from minigpt.ui.refusals import warning
 
 OVERLAY_POINTS = 500
 MORE_STEPS = 400
@@ -131,11 +131,8 @@ def longer(run: Run, more: Any) -> int:
 
 
 def _go_on(manager: RunManager, change: Callable[[Run, Any], dict[str, Any]], run_id: str, more: Any, has_plotly: bool) -> Iterator[tuple[Any, ...]]:
-    """Go on with a run, or watch the one that is live, and yield the trainer's updates until it ends."""
-    with refusing("Not started"):
-        changes = change(known(manager, run_id), more)
-        run = train_tab.or_the_live_one(lambda: manager.resume(run_id, **changes))
-    yield from train_tab.watch(run, whole_figures=has_plotly is False)
+    """Go on with a run; see `train_tab.begin_or_join`."""
+    yield from train_tab.begin_or_join(lambda: manager.resume(run_id, **change(known(manager, run_id), more)), has_plotly)
 
 
 def server_functions(manager: RunManager) -> list[Callable[..., str]]:
