@@ -66,8 +66,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading; a folder, a pipe or a device is refused before it can block."""
     try:
         if not path.is_file():
-            gone = "There is no such file; it may have been moved or deleted."
-            raise CheckpointError("This is not a regular file." if path.exists() else gone)
+            raise CheckpointError("This is not a regular file." if path.exists() else "There is no such file; it may have been moved or deleted.")
         with path.open("rb") as file:
             yield file
     except OSError as error:

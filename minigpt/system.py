@@ -4,6 +4,7 @@ import contextlib
 import errno
 import glob
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -23,7 +24,8 @@ STRAY_SUFFIX = ".tmp"
 
 
 def prepare_environment() -> None:
-    """Set what must be in the environment before torch and gradio are imported; values set by the caller win.
+    """Set what must be in the environment before torch and gradio are imported; values set by the caller win, but the program ends if one that
+    must be a number is none.
 
     Idle OpenMP threads of torch spin, which takes the core away from the page's server: PASSIVE lets them sleep.
     """
@@ -36,6 +38,10 @@ def prepare_environment() -> None:
         "GRADIO_TEMP_DIR": str(Path(tempfile.gettempdir()) / f"minigpt-{getattr(os, 'getuid', lambda: 'uploads')()}"),
     }.items():
         os.environ.setdefault(name, value)
+    for name, low in (("GRADIO_SERVER_PORT", 1), ("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)):
+        if not re.fullmatch(r"[0-9]{1,5}", value := os.environ.get(name, "1")) or not low <= int(value) < 1 << 16:
+            sys.stderr.write(f"{name} is {value[:40]!r}; it must be a whole number from {low} to 65,535: change it in the environment\n")
+            raise SystemExit(2)
 
 
 def home() -> Path:

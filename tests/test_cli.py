@@ -458,3 +458,23 @@ def test_words_that_the_model_does_not_know_are_told_and_stand_there_as_they_wer
     opened = open_any(trained.weights)
     *_, page = write(opened.model, opened.tokenizer, " Xyzzy  the", 20)
     assert said.out == page + "\n", "as on the page"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [("GRADIO_SERVER_PORT", "abc", "app.py"), ("GRADIO_SERVER_PORT", "99999", "app.py"), ("GRADIO_SERVER_PORT", "", "app.py"), ("RANK", "abc", "-m")],
+)
+def test_a_number_in_the_environment_that_is_none_is_told_in_a_sentence(name: str, value: str, what: str, place: Place) -> None:
+    command = [sys.executable, *(["-m", "minigpt"] if what == "-m" else [str(ROOT / what)])]
+    environment = {**place.environment, "WORLD_SIZE": "2", name: value}
+    done = subprocess.run(command, cwd=place.folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{name} is {value!r}; it must be a whole number from ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no folder here that nobody can write to")
+def test_an_export_that_cannot_be_written_names_the_folder_asked_for(place: Place, trained: Trained) -> None:
+    done = place.run("export", str(trained.folder), "/proc/x")
+    assert done.returncode == 1
+    assert no_traceback(done).startswith("/proc/x: ")

@@ -1134,6 +1134,24 @@ def test_the_list_of_runs_trusts_no_tick_and_a_run_that_is_gone_leaves_its_place
     assert "disabled" not in gone["rows"]
 
 
+def test_runs_of_one_name_are_told_apart_by_their_folders(manager: RunManager, tiny_text: str) -> None:
+    folders = ["run", "copy", "long" * 15 + "-a", "long" * 15 + "-b"]
+    for folder in folders:
+        saved_model(manager.home / folder, tiny_text)
+    manager.rename("run", "my verse")
+    shutil.copy(manager.home / "run" / "state.json", manager.home / "copy")
+    rows = [row[:2] for row in shelf.listed(manager).values.tolist()]
+    assert ["my verse (copy)", "best"] in rows
+    assert {shelf.id_of(manager, *row) for row in rows} == {*(f"{folder}/best" for folder in folders), "example/example"}
+
+
+@pytest.mark.parametrize("more", [None, 0, 2.7, "3", True, NAN, INF, 1e9])
+def test_steps_to_add_that_are_no_whole_number_are_refused(more: Any, run: Run) -> None:
+    with pytest.raises(ConfigError, match="they must be a whole number from 1 to 10,000,000"):
+        runs_list.longer(run, more)
+    assert runs_list.longer(run, 3.0) == run.max_steps + 3
+
+
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="file names are text there")
 def test_a_folder_whose_name_is_no_text_is_left_out_and_texts_that_are_none_are_shown_cleaned(manager: RunManager) -> None:
     for name, content in ((b"odd-\xff", "{}"), (b"told", '{"state": "failed", "name": "a\\ud800", "error": "\\udfff", "preset": "\\ud800"}')):

@@ -227,11 +227,7 @@ def own_text(source: str, text: str | None, file: bytes | None) -> str | None:
 def _start(manager: RunManager, source: str, text: str, file: bytes | None, preset: str, *rest: Any) -> Iterator[tuple[Any, ...]]:
     """Start a run as the form says; see `begin_or_join`."""
     *values, has_plotly = rest
-
-    def begin() -> Run:
-        return manager.start(form.read(preset, values), preset=preset, text=own_text(source, text, file))
-
-    yield from begin_or_join(begin, has_plotly)
+    yield from begin_or_join(lambda: manager.start(form.read(preset, values), preset=preset, text=own_text(source, text, file)), has_plotly)
 
 
 def begin_or_join(begin: Callable[[], Run], has_plotly: bool) -> Iterator[tuple[Any, ...]]:
