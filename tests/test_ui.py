@@ -1215,3 +1215,17 @@ def test_whatever_one_line_of_the_log_says_the_page_is_told_of_the_run(kind: str
         opened.state = "training"
         orjson.dumps(feed.run_view(opened, {}))
         (folder / "metrics.jsonl").unlink()
+
+
+def test_a_run_whose_folder_was_deleted_meanwhile_is_told_of_by_what_came_after(manager: RunManager, tiny_text: str) -> None:
+    run = manager.create(PRESETS["quick"].config(**TINY), preset="quick", text=tiny_text)
+    run.work(lambda event: shutil.rmtree(run.folder) if event["type"] == "log" and event["step"] == 7 else None)
+    again = RunManager(manager.home)
+    again.prepare()
+    (item,) = again.past()
+    assert (item.state, item.step, item.resumable) == ("finished", 12, True)
+    view = feed.view(again, {"want": run.id})
+    assert view["story"].startswith("Done in ")
+    assert "From many possible next words to about " in view["story"]
+    assert view["step"] == 12
+    assert "tick-" in runs_list.rows(again, [], None)
