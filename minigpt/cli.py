@@ -123,8 +123,10 @@ def train_command(arguments: Sequence[str]) -> int:
 
         lend_a_hand(request.config, stopper.event, request.resume, request.max_steps)
         return 0
+    from minigpt.outputs import check_outputs
     from minigpt.runs import RunManager
 
+    check_outputs(request.config, request.weights, request.resume)
     runs = RunManager(system.home())
     if request.resume is not None:
         run = runs.reopen(request.resume, max_steps=request.max_steps)
@@ -199,8 +201,6 @@ def _close(run: "Run", weights: Path | None) -> int:
     if weights is not None:
         from minigpt.export import write_weights
 
-        if weights.resolve().parent == run.folder.resolve():
-            raise DataError(f"{weights} lies in the run's own folder, so it was not written (the run is saved): choose a place outside of it")
         if not files:
             raise DataError("there are no weights to write: the run was stopped before its first step")
         size = write_weights(files[0], run.folder / "last.safetensors", weights)

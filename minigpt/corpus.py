@@ -102,7 +102,7 @@ def read_text(path: str | Path) -> str:
     try:
         if path.stat().st_size > MAX_TEXT_BYTES:
             raise DataError(f"the text has {path.stat().st_size >> 20} MB; at most {MAX_TEXT_BYTES >> 20} MB can be read: use a part of it")
-        data = path.read_bytes()
+        data = system.read_regular(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", error)
         raise DataError(f"the text file {path.name!r} cannot be read ({reason}); give the path of a UTF-8 text file") from error

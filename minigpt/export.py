@@ -63,8 +63,10 @@ def export(checkpoint: Path, folder: Path, to: Target = "transformers") -> list[
         if folder.exists():
             folder.rmdir()  # empty; if somebody has filled it meanwhile, this fails and nothing is touched
         temporary.rename(folder)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError):
+            error.filename = str(folder)  # what was asked for, and not the hidden name beside it
         raise
     sync_folder(folder.absolute().parent)
     return [folder / name for name in files]

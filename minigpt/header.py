@@ -6,6 +6,7 @@ knows the container and not what a checkpoint means; it reads no tensor and neve
 
 import json
 import math
+import re
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ _KINDS = (  # of numbers: the name in a header, the bytes of one, the name in to
     ("F8_E4M3", 1, "float8_e4m3fn"), ("F8_E4M3FNUZ", 1, "float8_e4m3fnuz"), ("F8_E5M2", 1, "float8_e5m2"), ("F8_E5M2FNUZ", 1, "float8_e5m2fnuz"),
 )  # fmt: skip
 ITEM_BYTES = {kind: size for kind, size, _ in _KINDS}
+_SURROGATE = re.compile("[\ud800-\udfff]")
 TORCH_NAMES = {kind: f"torch.{name}" for kind, _, name in _KINDS}
 
 
@@ -64,7 +66,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading; a folder, a pipe or a device is refused before it can block."""
     try:
         if not path.is_file():
-            raise CheckpointError("There is no such file; it may have been moved or deleted.")
+            raise CheckpointError("This is not a regular file." if path.exists() else "There is no such file; it may have been moved or deleted.")
         with path.open("rb") as file:
             yield file
     except OSError as error:
@@ -188,6 +190,11 @@ def whole_numbers(value: object) -> tuple[int, ...] | None:
 def number(value: object) -> float | None:
     """Return a number of sane size as a float, and None for anything else, NaN included; `true` does not pass for 1."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63 else None
+
+
+def is_text(value: object) -> bool:
+    """Tell whether a value is text that can be sent: a lone surrogate, as from a name that is no UTF-8 or from JSON, cannot."""
+    return isinstance(value, str) and not _SURROGATE.search(value)
 
 
 def clean(value: object, limit: int = 200, *, lines: bool = False) -> str:

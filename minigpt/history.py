@@ -9,12 +9,12 @@ import threading
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pandas as pd
 
-from minigpt.events import AnyEvent, finite
-from minigpt.header import number
+from minigpt.events import AnyEvent, Event, finite
+from minigpt.header import is_text, number
 
 MAX_POINTS = 2000
 SMOOTHING = 0.8
@@ -206,7 +206,7 @@ def replay(stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield from ({"type": kind, "step": step, **values} for kind, step, values in sorted(rows, key=lambda row: row[1]))
     samples = stored.get("samples")
     for sample in samples if isinstance(samples, list) else ():
-        if isinstance(sample, dict) and sample.keys() >= {"step", "prompt", "text"}:
+        if isinstance(sample, dict) and sample.keys() >= {"step", "elapsed", "prompt", "text"}:
             yield {**sample, "type": "sample"}
 
 
@@ -217,9 +217,21 @@ def to_line(event: AnyEvent) -> str:
 
 
 NEEDED = {  # without which a reader can do nothing with an event
-    "log": ("step", "loss"), "eval": ("step", "val_loss"), "complete": ("step", "val_loss", "elapsed", "reason"), "sample": ("step", "text"),
-    "data": ("corpus", "characters", "vocab_size", "unknown_share"),
+    "log": ("step", "loss"), "eval": ("step", "val_loss"), "complete": ("step", "val_loss", "elapsed", "reason"),
+    "sample": ("step", "elapsed", "text"), "data": ("corpus", "characters", "vocab_size", "unknown_share"),
 }  # fmt: skip
+NEVER_NULL = {"elapsed", "unknown_share", "uniform_loss", "unigram_loss"}  # the other numbers are null where they were not finite
+DECLARED = {name: hint for event in get_args(Event) for name, hint in get_type_hints(event).items()}  # a name means the same in all events
+
+
+def _fits(name: str, value: object) -> bool:
+    """Tell whether a value that a file gives is of its name's declared type; of a name that is not known everything is."""
+    hint = DECLARED.get(name)
+    if hint is int:
+        return type(value) is int and 0 <= value < 2**63
+    if hint in (float, float | None):
+        return number(value) is not None or (value is None and name not in NEVER_NULL)
+    return hint is None or is_text(value)
 
 
 def read_history(path: Path) -> History:
@@ -234,11 +246,7 @@ def read_history(path: Path) -> History:
         try:
             event = json.loads(line)
             kind, step = event["type"], event.get("step", 0)
-            if type(kind) is not str or type(step) is not int or not 0 <= step < 2**63:
-                raise ValueError(kind)
-            if any(name not in event for name in NEEDED.get(kind, ())) or type(event.get("text", "")) is not str:
-                raise ValueError(kind)
-            if any(event.get(name) is not None and number(event[name]) is None for name in COLUMNS):
+            if not all(_fits(*item) for item in event.items()) or any(name not in event for name in NEEDED.get(kind, ())):
                 raise ValueError(kind)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             bad += 1

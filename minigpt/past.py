@@ -10,12 +10,14 @@ from typing import Any
 from minigpt import system
 from minigpt.checkpoint import NAMES
 from minigpt.config import TransformerConfig
-from minigpt.header import number, told
+from minigpt.header import clean, number, told
 from minigpt.history import read_history
 from minigpt.resume import stored_config
 from minigpt.run import ENDED, LIVE, Run, State
 
 log = logging.getLogger(__name__)
+
+MAX_STATE_TEXT = 10_000  # characters
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,13 @@ class PastRun:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read a run's `state.json`; {} if it is damaged or not there."""
+    """Read a run's `state.json`, its texts made safe to show; {} if it is damaged or not there."""
     try:
-        state = json.loads((folder / "state.json").read_bytes())
+        state = json.loads(system.read_regular(folder / "state.json"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return state if isinstance(state, dict) else {}
+    found = state.items() if isinstance(state, dict) else ()
+    return {name: clean(value, MAX_STATE_TEXT, lines=True) if isinstance(value, str) else value for name, value in found}
 
 
 def name_of(folder: Path) -> str:

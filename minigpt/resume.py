@@ -14,6 +14,7 @@ from minigpt.checkpoint import LOCAL_FIELDS, NAMES, Checkpoint, first_usable
 from minigpt.config import TransformerConfig, parse_config
 from minigpt.errors import CheckpointError, ConfigError, DataError
 from minigpt.history import replay
+from minigpt.system import read_regular
 
 if TYPE_CHECKING:
     from minigpt.train import Trainer
@@ -71,7 +72,7 @@ def stored_config(folder: Path) -> TransformerConfig:
 
 def _remembered(folder: Path) -> TransformerConfig | None:
     try:
-        return TransformerConfig.model_validate_json((folder / "config.json").read_bytes())
+        return TransformerConfig.model_validate_json(read_regular(folder / "config.json"))
     except (OSError, ValueError):
         return None
 

@@ -23,7 +23,7 @@ from minigpt.checkpoint import Checkpoint
 from minigpt.config import TransformerConfig
 from minigpt.data import check_text, prepare_text
 from minigpt.errors import ConfigError, DataError, MiniGPTError
-from minigpt.header import clean
+from minigpt.header import clean, is_text
 from minigpt.history import replay, to_line
 from minigpt.optim import warm_up
 from minigpt.past import PastRun, describe_run, is_elsewhere, mark_interrupted, name_of, open_run, read_state
@@ -90,8 +90,6 @@ class RunManager:
         try:
             if chosen and (list(folder.glob("*.safetensors")) or any((folder / name).exists() for name in OWN_FILES)):
                 raise ConfigError(f"checkpoint_dir {folder.name!r} holds a run already; its files would be replaced: choose a new folder")
-            if config.vocab_path and Path(config.vocab_path).resolve().parent == folder.resolve():
-                raise ConfigError(f"vocab_path is {config.vocab_path!r}, in the run's own folder: choose a place outside of it")
             folder.mkdir(parents=True, exist_ok=chosen)
             config.checkpoint_dir = str(folder)
             config.data_path = str(Path(config.data_path).resolve()) if config.data_path else ""  # a resume may begin elsewhere
@@ -202,8 +200,9 @@ class RunManager:
         threading.Thread(target=_warm_up, name="warm-up", daemon=True).start()
 
     def _folders(self) -> list[Path]:
-        """List the folders of runs, the newest first."""
-        return [path.parent for path in sorted(self.home.glob("*/config.json"), key=_modified, reverse=True)]
+        """List the folders of runs, the newest first, without those whose names are no text: a page could not be told of them."""
+        found = [path for path in self.home.glob("*/config.json") if path.is_file() and is_text(path.parent.name)]
+        return [path.parent for path in sorted(found, key=_modified, reverse=True)]
 
     def _folder(self, run_id: str) -> Path:
         """Return the folder of a listed run, whose id is never used as a path."""

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import glob
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -23,7 +24,8 @@ STRAY_SUFFIX = ".tmp"
 
 
 def prepare_environment() -> None:
-    """Set what must be in the environment before torch and gradio are imported; values set by the caller win.
+    """Set what must be in the environment before torch and gradio are imported; values set by the caller win, but the program ends if one that
+    must be a number is none.
 
     Idle OpenMP threads of torch spin, which takes the core away from the page's server: PASSIVE lets them sleep.
     """
@@ -36,6 +38,10 @@ def prepare_environment() -> None:
         "GRADIO_TEMP_DIR": str(Path(tempfile.gettempdir()) / f"minigpt-{getattr(os, 'getuid', lambda: 'uploads')()}"),
     }.items():
         os.environ.setdefault(name, value)
+    for name, low in (("GRADIO_SERVER_PORT", 1), ("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)):
+        if not re.fullmatch(r"[0-9]{1,5}", value := os.environ.get(name, "1")) or not low <= int(value) < 1 << 16:
+            sys.stderr.write(f"{name} is {value[:40]!r}; it must be a whole number from {low} to 65,535: change it in the environment\n")
+            raise SystemExit(2)
 
 
 def home() -> Path:
@@ -60,6 +66,13 @@ def rank() -> int:
 def stray(path: Path) -> Path:
     """Return a name beside `path` for what is not whole yet; whatever a killed process leaves under such a name is swept."""
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{STRAY_SUFFIX}")
+
+
+def read_regular(path: Path) -> bytes:
+    """Read a file whole; what is none, such as a pipe, which may keep a reader for ever, is refused as an OSError."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return path.read_bytes()
 
 
 def write_atomically(path: Path, data: bytes, *, keep_as: Path | None = None) -> None:

@@ -17,6 +17,7 @@ from minigpt.cli import main
 from minigpt.config import TransformerConfig
 from minigpt.foreign import open_any
 from minigpt.generate import write
+from minigpt.outputs import check_outputs
 from minigpt.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
@@ -178,6 +179,41 @@ def test_settings_that_do_not_fit_each_other_are_refused(place: Place, tmp_path:
     assert lines[0].startswith(f"weights is {str(tmp_path)!r}, a folder")
     assert "n_heads is 5; it must divide d_model, 32 into even parts: try 4" in lines
     assert "warmup_steps is 8; it must be below max_steps, 4: try 0" in lines
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--vocab-path", "plays.txt"], "vocab_path is 'plays.txt', which is there already and would be replaced: name a new file"),
+        (["--checkpoint-path", "plays.txt"], "checkpoint_path is 'plays.txt', which is there already"),
+        (["--weights", "plays.txt"], "weights is 'plays.txt', which is there already"),
+        (["--weights", "best"], "which is there already"),
+        (["--checkpoint-path", "best"], "which is there already"),
+        (["--vocab-path", "weights.safetensors"], "which is there already"),
+        (["--checkpoint-dir", "new", "--vocab-path", "new/last.safetensors"], "in the run's own folder: choose a place outside of it"),
+        (["--checkpoint-dir", "new", "--checkpoint-path", "new/config.json"], "in the run's own folder"),
+        (["--checkpoint-dir", "new", "--weights", "./new/../new/best.safetensors"], "in the run's own folder"),
+        (["--vocab-path", "one", "--checkpoint-path", "./one"], "checkpoint_path is './one', the same file as vocab_path: give each its own"),
+    ],
+)
+def test_an_output_that_would_replace_a_file_is_refused_before_training(flags: list[str], said: str, place: Place, trained: Trained) -> None:
+    best = trained.folder / "best.safetensors"
+    files = [place.text, best, trained.weights]
+    before, runs = [file.read_bytes() for file in files], set(place.home.iterdir())
+    done = subprocess.run(
+        place.train(*TINY, *(str(best) if flag == "best" else flag for flag in flags)),
+        cwd=place.folder, env=place.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert said in no_traceback(done)
+    assert [file.read_bytes() for file in files] == before
+    assert set(place.home.iterdir()) == runs
+    assert not (place.folder / "new").exists()
+
+
+def test_weights_alone_may_replace_weights_of_ours(trained: Trained) -> None:
+    check_outputs(TransformerConfig(), trained.weights)
+    check_outputs(TransformerConfig(checkpoint_dir="new", checkpoint_path="new/best.safetensors"), None)
 
 
 def test_a_text_that_cannot_be_read_fails_the_run_with_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -422,3 +458,23 @@ def test_words_that_the_model_does_not_know_are_told_and_stand_there_as_they_wer
     opened = open_any(trained.weights)
     *_, page = write(opened.model, opened.tokenizer, " Xyzzy  the", 20)
     assert said.out == page + "\n", "as on the page"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [("GRADIO_SERVER_PORT", "abc", "app.py"), ("GRADIO_SERVER_PORT", "99999", "app.py"), ("GRADIO_SERVER_PORT", "", "app.py"), ("RANK", "abc", "-m")],
+)
+def test_a_number_in_the_environment_that_is_none_is_told_in_a_sentence(name: str, value: str, what: str, place: Place) -> None:
+    command = [sys.executable, *(["-m", "minigpt"] if what == "-m" else [str(ROOT / what)])]
+    environment = {**place.environment, "WORLD_SIZE": "2", name: value}
+    done = subprocess.run(command, cwd=place.folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{name} is {value!r}; it must be a whole number from ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no folder here that nobody can write to")
+def test_an_export_that_cannot_be_written_names_the_folder_asked_for(place: Place, trained: Trained) -> None:
+    done = place.run("export", str(trained.folder), "/proc/x")
+    assert done.returncode == 1
+    assert no_traceback(done).startswith("/proc/x: ")

@@ -1,5 +1,6 @@
 import hashlib
 import math
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -264,6 +265,13 @@ def test_a_file_that_cannot_be_read_is_refused_in_words(name: str, tmp_path: Pat
     with pytest.raises(DataError, match="cannot be read") as caught:
         read_text(tmp_path / name)
     assert str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in folders here")
+def test_a_pipe_is_no_text_file_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="cannot be read \\(it is not a regular file\\)"):
+        read_text(tmp_path / "pipe")
 
 
 def test_a_text_that_is_too_large_is_refused_with_both_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

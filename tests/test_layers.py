@@ -32,7 +32,7 @@ LAYERS = {  # from the lowest up; a module imports its own layer and those below
     ),
     "loop": ("train", "resume", "distributed"),
     "above": ("inspection", "export", "foreign", "bench"),
-    "runs": ("saved", "run", "past", "runs"),
+    "runs": ("saved", "run", "past", "runs", "outputs"),
     "faces": ("ui", "cli", "cli_flags", "progress", "stopper", "__main__"),
 }
 RANK = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}

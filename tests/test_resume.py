@@ -504,8 +504,8 @@ def test_the_command_line_goes_on_with_a_folder_and_extends_it(
     assert "finished after 15 of 15 steps" in capsys.readouterr().out
     assert weights.is_file()
     assert read_history(run.folder / "metrics.jsonl").series["train"].x == list(range(1, 16))
-    assert cli.main(["train", f"--resume={file}", "--max-steps", "16", "--weights", file]) == 1
-    assert "lies in the run's own folder, so it was not written" in capsys.readouterr().err
+    assert cli.main(["train", f"--resume={file}", "--max-steps", "16", "--weights", file]) == 2
+    assert "in the run's own folder: choose a place outside of it" in capsys.readouterr().err
     assert read_checkpoint(file).state
 
 

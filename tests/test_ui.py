@@ -1,13 +1,17 @@
 import json
 import math
+import os
 import re
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, get_args
 
 import gradio as gr
+import orjson
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -22,6 +26,7 @@ from minigpt.foreign import open_any
 from minigpt.history import MAX_POINTS, History
 from minigpt.model import MiniGPT
 from minigpt.optim import get_lr
+from minigpt.past import open_run
 from minigpt.presets import PRESETS
 from minigpt.runs import Run, RunManager
 from minigpt.tokenizer import WordTokenizer
@@ -1127,3 +1132,100 @@ def test_the_list_of_runs_trusts_no_tick_and_a_run_that_is_gone_leaves_its_place
     assert answer["traces"] == []
     gone = json.loads(runs(json.dumps({"slots": ["a", "b", "c", "d"]})))
     assert "disabled" not in gone["rows"]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(manager: RunManager, tiny_text: str) -> None:
+    folders = ["run", "copy", "long" * 15 + "-a", "long" * 15 + "-b"]
+    for folder in folders:
+        saved_model(manager.home / folder, tiny_text)
+    manager.rename("run", "my verse")
+    shutil.copy(manager.home / "run" / "state.json", manager.home / "copy")
+    rows = [row[:2] for row in shelf.listed(manager).values.tolist()]
+    assert ["my verse (copy)", "best"] in rows
+    assert {shelf.id_of(manager, *row) for row in rows} == {*(f"{folder}/best" for folder in folders), "example/example"}
+
+
+@pytest.mark.parametrize("more", [None, 0, 2.7, "3", True, NAN, INF, 1e9])
+def test_steps_to_add_that_are_no_whole_number_are_refused(more: Any, run: Run) -> None:
+    with pytest.raises(ConfigError, match="they must be a whole number from 1 to 10,000,000"):
+        runs_list.longer(run, more)
+    assert runs_list.longer(run, 3.0) == run.max_steps + 3
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="file names are text there")
+def test_a_folder_whose_name_is_no_text_is_left_out_and_texts_that_are_none_are_shown_cleaned(manager: RunManager) -> None:
+    for name, content in ((b"odd-\xff", "{}"), (b"told", '{"state": "failed", "name": "a\\ud800", "error": "\\udfff", "preset": "\\ud800"}')):
+        folder = manager.home / os.fsdecode(name)
+        folder.mkdir(parents=True)
+        for file in ("config.json", "state.json"):
+            (folder / file).write_text(content)
+        shutil.copy(feed.EXAMPLE, folder / "best.safetensors")
+    (item,) = manager.past()
+    assert (item.id, item.name, item.error) == ("told", "a\ufffd", "\ufffd")
+    opened = feed.find_run(manager, "told")
+    assert opened is not None
+    shown = [runs_list.rows(manager, [], None), feed.run_view(opened, {}), Api(manager).checkpoints(), shelf.listed(manager).to_dict("list")]
+    orjson.dumps(shown)  # which is how the page sends them
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in folders here")
+@pytest.mark.parametrize("name", ["config.json", "state.json", "metrics.jsonl", "last.safetensors", "best.safetensors"])
+def test_a_pipe_among_a_run_s_files_keeps_nobody_waiting(name: str, manager: RunManager) -> None:
+    folder = manager.home / "piped"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    manager.prepare()
+    assert [item.id for item in manager.past()] == ([] if name == "config.json" else ["piped"])
+    assert feed.view(manager, {"want": "piped"})["run"] == ("example" if name == "config.json" else "piped")
+    assert [item.id for item in shelf.saved(manager)] == ["example/example"]
+    with pytest.raises(MiniGPTError):
+        manager.reopen(folder)
+
+
+WHOLE = [  # every kind of event with every name that it may have
+    {**DATA, "train_tokens": 9, "val_tokens": 1, "parameters": 5, "device": "cpu", "threads": 1, "precision": "float32"},
+    log(3, tokens_per_s=5.0),
+    evaluation(3, best_step=3, val_tokens=5, val_tokens_total=50),
+    {"type": "sample", "step": 3, "elapsed": 0.5, "loss": 3.0, "prompt": "ROMEO:", "text": "O"},
+    complete(5, reason="finished", best_step=3, val_tokens=5, val_tokens_total=50),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), [(event["type"], name) for event in WHOLE for name in event])
+def test_whatever_one_line_of_the_log_says_the_page_is_told_of_the_run(kind: str, name: str, manager: RunManager) -> None:
+    folder = manager.home / "odd"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "state.json").write_text('{"state": "finished"}')
+    for odd in ("", "null", '"x"', '"\\ud800"', "[]", "{}", "true", "-1", "1e400", "NaN", "0.5", "1" * 30):
+        lines = [
+            [f'"{key}": {odd if (event["type"], key) == (kind, name) else json.dumps(value)}' for key, value in event.items()] for event in WHOLE
+        ]
+        kept = [[part for part in line if not part.endswith(": ")] for line in lines]  # with "" the name itself is left out
+        (folder / "metrics.jsonl").write_text("".join(f"{{{', '.join(line)}}}\n" for line in kept))
+        for state in ("finished", "stopped", "diverged", "interrupted"):
+            (folder / "state.json").write_text(json.dumps({"state": state}))
+            orjson.dumps(feed.run_view(open_run(folder), {}))
+        opened = open_run(folder)
+        train_tab.figure_of(opened)
+        opened.history.to_frame()
+        opened.ended.clear()  # as a live one, which is told of in other words
+        opened.state = "training"
+        orjson.dumps(feed.run_view(opened, {}))
+        (folder / "metrics.jsonl").unlink()
+
+
+def test_a_run_whose_folder_was_deleted_meanwhile_is_told_of_by_what_came_after(manager: RunManager, tiny_text: str) -> None:
+    run = manager.create(PRESETS["quick"].config(**TINY), preset="quick", text=tiny_text)
+    run.work(lambda event: shutil.rmtree(run.folder) if event["type"] == "log" and event["step"] == 7 else None)
+    again = RunManager(manager.home)
+    again.prepare()
+    (item,) = again.past()
+    assert (item.state, item.step, item.resumable) == ("finished", 12, True)
+    view = feed.view(again, {"want": run.id})
+    assert view["story"].startswith("Done in ")
+    assert "From many possible next words to about " in view["story"]
+    assert view["step"] == 12
+    assert "tick-" in runs_list.rows(again, [], None)

@@ -101,7 +101,7 @@ def best_point(run: Run) -> tuple[int, float] | None:
     if not best:
         return None
     step = best.get("best_step", best["step"])
-    loss = run.history.point("val", step) or best["best_val_loss"]
+    loss = run.history.point("val", step) or best.get("best_val_loss")
     return None if loss is None else (step, loss)
 
 

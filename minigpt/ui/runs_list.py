@@ -16,7 +16,7 @@ from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.run import LIVE
 from minigpt.runs import PastRun, Run, RunManager
 from minigpt.ui import charts, feed, train_tab
-from minigpt.ui.refusals import refusing, warning
+from minigpt.ui.refusals import warning
 
 OVERLAY_POINTS = 500
 MORE_STEPS = 400
@@ -35,7 +35,7 @@ def build(manager: RunManager, tab: train_tab.TrainTab) -> None:
         restart = gr.Button("Restart at a third of the rate", size="sm", elem_id="restart")
     with gr.Accordion("Extend, rename, delete", open=False, elem_id="manage") as manage:
         with gr.Row(elem_id="extend-row"):
-            steps = gr.Number(MORE_STEPS, label="Steps to add", precision=0, elem_id="more-steps")
+            steps = gr.Number(MORE_STEPS, label="Steps to add", elem_id="more-steps")
             extend = gr.Button("Extend", size="sm", elem_id="extend")
         plan = gr.Plot(charts.as_plot(charts.schedule_figure(PRESETS[DEFAULT_PRESET].config())), show_label=False, elem_id="extension")
         _naming_and_deleting(manager, shown)
@@ -125,17 +125,14 @@ def longer(run: Run, more: Any) -> int:
     Raises:
         ConfigError: `more` is no number of steps.
     """
-    if not isinstance(more, int | float) or isinstance(more, bool) or not 1 <= more <= 10_000_000:
+    if not isinstance(more, int | float) or isinstance(more, bool) or not 1 <= more <= 10_000_000 or more % 1:
         raise ConfigError(f"the steps to add are {str(more)[:40]}; they must be a whole number from 1 to 10,000,000: try {MORE_STEPS}")
     return max(run.max_steps, run.step) + int(more)
 
 
 def _go_on(manager: RunManager, change: Callable[[Run, Any], dict[str, Any]], run_id: str, more: Any, has_plotly: bool) -> Iterator[tuple[Any, ...]]:
-    """Go on with a run, or watch the one that is live, and yield the trainer's updates until it ends."""
-    with refusing("Not started"):
-        changes = change(known(manager, run_id), more)
-        run = train_tab.or_the_live_one(lambda: manager.resume(run_id, **changes))
-    yield from train_tab.watch(run, whole_figures=has_plotly is False)
+    """Go on with a run; see `train_tab.begin_or_join`."""
+    yield from train_tab.begin_or_join(lambda: manager.resume(run_id, **change(known(manager, run_id), more)), has_plotly)
 
 
 def server_functions(manager: RunManager) -> list[Callable[..., str]]:

@@ -1,5 +1,7 @@
 """What can be chosen on the Checkpoint tab, and how a chosen file is opened and writes. Knows nothing of how it is shown."""
 
+import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +20,11 @@ LIST_COLUMNS = ["run", "kind", "step", "val. loss", "size", "saved (UTC)"]
 
 
 def saved(manager: RunManager) -> list[SavedCheckpoint]:
-    """List what can be chosen: all runs' checkpoints, then the example."""
+    """List what can be chosen: all runs' checkpoints, then the example. A name that two runs have is told with their folders."""
     example = describe(feed.EXAMPLE, "example", "example", "example")
-    return [*manager.checkpoints(), *([example] if example else [])]
+    items = [*manager.checkpoints(), *([example] if example else [])]
+    runs = Counter(name for name, _ in {(item.name, item.run) for item in items})
+    return [dataclasses.replace(item, name=f"{item.name} ({item.run})") if runs[item.name] > 1 else item for item in items]
 
 
 def listed(manager: RunManager) -> pd.DataFrame:
@@ -40,7 +44,7 @@ def listed(manager: RunManager) -> pd.DataFrame:
 
 
 def id_of(manager: RunManager, name: object, kind: object) -> str:
-    """Return the id of the checkpoint in a row of the list; names of runs are all different."""
+    """Return the id of the checkpoint in a row of the list, whose names are all different."""
     return next((item.id for item in saved(manager) if (item.name, item.kind) == (name, kind)), f"{name}/{kind}")
 
 

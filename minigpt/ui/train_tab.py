@@ -2,6 +2,7 @@
 
 import functools
 import html
+import itertools
 import json
 import logging
 import time
@@ -224,21 +225,23 @@ def own_text(source: str, text: str | None, file: bytes | None) -> str | None:
 
 
 def _start(manager: RunManager, source: str, text: str, file: bytes | None, preset: str, *rest: Any) -> Iterator[tuple[Any, ...]]:
-    """Start a run, or watch the one that is live, and yield the trainer's updates until it ends."""
+    """Start a run as the form says; see `begin_or_join`."""
     *values, has_plotly = rest
+    yield from begin_or_join(lambda: manager.start(form.read(preset, values), preset=preset, text=own_text(source, text, file)), has_plotly)
+
+
+def begin_or_join(begin: Callable[[], Run], has_plotly: bool) -> Iterator[tuple[Any, ...]]:
+    """Begin a run and yield the trainer's updates until it ends; if another is live, say so, yield that one once and leave the rest to the polls.
+
+    A click that stayed as long as somebody else's run would keep the next ones waiting, which would then start runs that nobody wants any more.
+    """
     with refusing("Not started"):
-        config = form.read(preset, values)
-        run = or_the_live_one(lambda: manager.start(config, preset=preset, text=own_text(source, text, file)))
-    yield from watch(run, whole_figures=has_plotly is False)
-
-
-def or_the_live_one(begin: Callable[[], Run]) -> Run:
-    """Begin a run, or say that another is live and return that one, to be watched."""
-    try:
-        return begin()
-    except RunBusy as busy:
-        gr.Info(html.escape(f"{busy}. Meanwhile you are watching it."))
-        return busy.run
+        try:
+            views = watch(begin(), whole_figures=has_plotly is False)
+        except RunBusy as busy:
+            gr.Info(html.escape(f"{busy}. Meanwhile you are watching it."))
+            views = itertools.islice(watch(busy.run), 1)
+    yield from views
 
 
 def watch(run: Run, *, whole_figures: bool = False) -> Iterator[tuple[Any, ...]]:

@@ -81,11 +81,8 @@ def verdict(state: str, complete: Mapping[str, Any], data: Mapping[str, Any], un
         return "Stopped before there was a model; nothing was saved." if state == "stopped" else ""
     took = duration(float(complete["elapsed"]))
     step, best, best_step = complete["step"], complete.get("best_val_loss"), complete.get("best_step", 0)
-    learned = (
-        ""
-        if best is None
-        else f"From {data.get('vocab_size', 0):,} possible next {unit} to about {choices(best)}; best at step {best_step:,}, saved."
-    )
+    known = f"{data['vocab_size']:,}" if "vocab_size" in data else "many"  # a log that lost its beginning does not say
+    learned = "" if best is None else f"From {known} possible next {unit} to about {choices(best)}; best at step {best_step:,}, saved."
     if state == "diverged":
         third = f"{learning_rate / 3:.2g}"
         return f"The loss stopped being a number at step {step + 1:,}. The last finite weights are saved. Try a learning rate of {third}, a third."
@@ -122,7 +119,7 @@ def numbers(last: Mapping[str, Mapping[str, Any]], data: Mapping[str, Any], unit
         parts += [f"loss {log['loss']:.2f}", f"perplexity {choices(log['loss'])}"]
     validated = last.get("complete") if last.get("complete", {}).get("val_loss") is not None else last.get("eval")
     if validated and validated.get("val_loss") is not None:
-        scored = f", on {validated['val_tokens']:,} of {validated['val_tokens_total']:,} tokens" if validated.get("val_tokens") else ""
+        scored = f", on {validated.get('val_tokens', 0):,} of {validated['val_tokens_total']:,} tokens" if validated.get("val_tokens_total") else ""
         parts.append(f"validation {validated['val_loss']:.2f} (chooses among about {choices(validated['val_loss'])} {unit}{scored})")
         if validated.get("best_val_loss") is not None:
             parts.append(f"best {validated['best_val_loss']:.2f} at step {validated.get('best_step', 0):,}")

@@ -211,6 +211,18 @@ def live_at(server: Server, step: int) -> str:
     return str(wait_until(lambda: (view := server.view())["live"] and view["step"] >= step and view["run"], f"a live run at step {step}"))
 
 
+def test_however_many_press_train_while_a_run_is_live_all_are_told_and_none_starts_another_later(server: Server, short_text: str) -> None:
+    server.run({**TINY, **LONG}, short_text)
+    run, folders = live_at(server, 10), server.folders()
+    presses = [Press(server, "train") for _ in range(10)]
+    for press in presses:
+        assert f"run {run} is training" in press.wait("log")[0]["log"]
+        assert press.wait("process_completed")[0]["success"]
+    server.end_run()
+    assert server.view()["run"] == run
+    assert server.folders() == folders
+
+
 def signalled(server: Server, first: int, *more: int) -> int:
     """Send a signal, and more of them while the run is being saved; return the exit status."""
     server.process.send_signal(first)
@@ -234,7 +246,7 @@ def test_a_signal_saves_the_live_run_starts_nothing_of_those_who_wait_and_ends_t
         run = live_at(server, ended + 10)
         for press in [Press(server, "train") for _ in range(2)]:
             assert f"run {run} is training" in press.wait("log")[0]["log"]
-            press.wait("process_generating", 2)
+            press.wait("process_completed")
         Press(server, "write", ["example/example", None, "", 400]).wait("process_generating")
         assert signalled(server, *signals) == 0
         assert "Traceback" not in server.log.read_text()
