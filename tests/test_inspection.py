@@ -309,6 +309,19 @@ def test_a_file_that_costs_its_reader_more_than_it_weighs_is_answered_within_the
     assert isinstance(found, Report) or "too many entries" in found
 
 
+def test_a_zip_around_a_checkpoint_is_refused_with_what_to_open_instead(tmp_path: Path) -> None:
+    path = tmp_path / "export.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model/config.json", "{}" * 99)
+        archive.writestr("model/model.safetensors", bytes(999))
+    with pytest.raises(CheckpointError, match=r"a zip archive, not a checkpoint .*: unpack it and open the model.safetensors in it\.$"):
+        inspect_file(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("notes.txt", "a" * 99)
+    with pytest.raises(CheckpointError, match=r"a zip archive, not a checkpoint \(it has no data.pkl\)\.$"):
+        inspect_file(path)
+
+
 def zip64(data: bytes) -> bytes:
     """The same entries in a zip whose directory ends in the long records that files above 4 GB have."""
     buffer = io.BytesIO()
