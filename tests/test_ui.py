@@ -136,6 +136,25 @@ def test_a_validation_loss_that_rises_again_tells_of_learning_by_heart() -> None
     assert words.milestone(1.0, 0.51, DATA, [SPEECHES], "words").startswith("It is learning this text by heart")
 
 
+def test_the_verdict_keeps_what_was_said_of_learning_by_heart() -> None:
+    told = words.verdict(
+        "finished", complete(val_loss=8.78, best_val_loss=4.5, best_step=0), {**DATA, "vocab_size": 81, "uniform_loss": 4.394}, "words"
+    )
+    assert told == (
+        "Done in 1 s. From 81 possible next words to about 81; best at step 0, saved. By the end it knew this text by heart, which does not help "
+        "with the part kept for validation. A longer text would help."
+    )
+    assert "by heart" not in words.verdict("finished", complete(val_loss=3.4), DATA, "words")
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"), [(8.78, "worse than guessing at random"), (4.5, "chooses among about 81 words"), (3.0, "chooses among about 20 words")]
+)
+def test_no_loss_is_said_to_choose_among_more_words_than_there_are(loss: float, said: str) -> None:
+    small = {**DATA, "vocab_size": 81, "uniform_loss": math.log(81)}
+    assert f"validation {loss:.2f} ({said})" in words.numbers({"eval": evaluation(5, loss)}, small, "words")
+
+
 def test_a_milestone_needs_nothing_but_a_loss() -> None:
     assert words.milestone(3.0, 0.0, {}, [], "characters") == "It has learned which characters follow which."
 
@@ -1089,6 +1108,18 @@ def test_a_visitor_sees_the_best_of_the_latest_run_first(trained: RunManager) ->
     assert chosen == f"{trained.latest.id}/best"
     assert "best of its run" in verdict
     assert inside.visible
+
+
+def test_a_run_whose_best_is_step_0_is_opened_at_its_last_and_the_best_says_why(manager: RunManager, tiny_text: str) -> None:
+    manager.latest = manager.create(PRESETS["quick"].config(**TINY, learning_rate=1.0, min_lr=1.0), preset="quick", text=tiny_text)
+    manager.latest.work()
+    run = manager.latest.id
+    best = manager.checkpoint(run, "best")
+    assert best is not None
+    assert best.step == 0
+    assert checkpoint_tab.open_newest(manager)[0] == f"{run}/last"
+    assert "the words of step 0" in checkpoint_tab.open_id(manager, f"{run}/best")[1]
+    assert "the words of step 0" not in checkpoint_tab.open_id(manager, f"{run}/last")[1]
 
 
 def test_the_list_shows_a_run_by_its_name_and_finds_its_files_by_that(manager: RunManager, tiny_text: str) -> None:

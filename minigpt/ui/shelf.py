@@ -1,6 +1,6 @@
 """What can be chosen on the Checkpoint tab, and how a chosen file is opened and writes. Knows nothing of how it is shown."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -21,6 +21,11 @@ def saved(manager: RunManager) -> list[SavedCheckpoint]:
     """List what can be chosen: all runs' checkpoints, then the example."""
     example = describe(feed.EXAMPLE, "example", "example", "example")
     return [*manager.checkpoints(), *([example] if example else [])]
+
+
+def first(items: Sequence[SavedCheckpoint]) -> SavedCheckpoint:
+    """Return which of some checkpoints, the best before the last, is to be opened first: not one that has learnt nothing, if there is another."""
+    return next((item for item in items if item.step), items[0])
 
 
 def listed(manager: RunManager) -> pd.DataFrame:
