@@ -672,6 +672,16 @@ def test_without_a_run_the_page_shows_the_example(manager: RunManager) -> None:
     assert best[0] in view["series"]["val"]["x"]
 
 
+@pytest.mark.parametrize("state", ["stopped", "finished", "interrupted"])
+def test_after_a_restart_the_page_shows_the_latest_run_of_its_home(state: str, run: Run, manager: RunManager) -> None:
+    run.state = state
+    run.write_state()
+    again = RunManager(manager.home)
+    view = feed.view(again, {})
+    assert (view["run"], view["state"], view["live"]) == (run.id, state, False)
+    assert again.latest is None
+
+
 def test_of_the_example_a_page_gets_only_what_it_lacks() -> None:
     whole = feed.example_view({})
     count, samples = len(whole["series"]["train"]["x"]), len(whole["samples"])
