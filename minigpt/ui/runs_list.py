@@ -99,7 +99,7 @@ def _naming_and_deleting(manager: RunManager, shown: gr.Textbox) -> None:
     refresh: dict[str, Any] = {"js": "() => window.minigpt.refresh()", "api_visibility": "private"}
     rename.click(renamed, [shown, name], name, js=SHOWN, **train_tab.WARNING).then(None, **refresh)
     delete.click(asked, shown, [sure, question, doomed], js=SHOWN, **train_tab.QUIET)
-    yes.click(deleted, doomed, sure, **train_tab.WARNING).then(None, **refresh)
+    yes.click(deleted, doomed, sure, js="run => window.minigpt.deleted = run", **train_tab.WARNING).then(None, **refresh)
     no.click(lambda: gr.Group(visible=False), None, sure, **train_tab.QUIET)
 
 

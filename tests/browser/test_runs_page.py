@@ -309,7 +309,8 @@ def test_a_run_is_renamed_and_deleted_only_when_confirmed(page: Page, server: Se
     assert not (server.home / run).exists()
     page.wait_for_function("run => window.minigpt.view.run !== run", arg=run)
     assert page.locator("#after").inner_text().strip()
-    expect(page.locator("#status .story")).to_contain_text(f"There is no run {run}: this is an example.")
+    expect(page.locator("#status .story")).to_contain_text("Deleted: this is the latest. Done in")
+    assert page.evaluate("window.minigpt.view.run") == other
     page.wait_for_function("!location.search.includes('run=')")
 
 
