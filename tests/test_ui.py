@@ -485,6 +485,14 @@ def test_the_planned_schedule_is_the_one_that_training_follows(warmup_steps: int
     assert len(trace.x) <= 500
 
 
+def test_an_extension_is_drawn_behind_the_rates_that_the_run_really_had() -> None:
+    plan = TransformerConfig(warmup_steps=2, max_steps=20, learning_rate=0.02, min_lr=0.0)
+    had: charts.Curve = ([1, 2, 3, 10], [0.0, 0.01, 0.02, 0.0])
+    (trace,) = charts.schedule_figure(plan, 10, had).data
+    assert list(zip(trace.x, trace.y, strict=True))[:5] == [(1, 0.0), (2, 0.01), (3, 0.02), (10, 0.0), (10, get_lr(10, 2, 20, 0.02, 0.0))]
+    assert list(trace.x)[5:] == list(range(11, 21))
+
+
 def strict(text: str) -> Any:
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 

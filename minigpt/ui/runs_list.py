@@ -58,7 +58,8 @@ def build(manager: RunManager, tab: train_tab.TrainTab) -> None:
         """Draw the schedule that an extension would follow."""
         try:
             run = known(manager, run_id)
-            return charts.as_plot(charts.schedule_figure(run.config.model_copy(update={"max_steps": longer(run, more)}), run.step))
+            had = charts.thin(charts.curves_of(run.history), OVERLAY_POINTS).get("lr", charts.EMPTY)
+            return charts.as_plot(charts.schedule_figure(run.config.model_copy(update={"max_steps": longer(run, more)}), run.step, had))
         except MiniGPTError:
             return gr.skip()
 
