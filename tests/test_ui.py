@@ -406,6 +406,23 @@ def test_a_preset_s_label_says_how_long_it_takes(preset: str) -> None:
     assert form.label(preset) == f"{PRESETS[preset].label} · {words.duration(PRESETS[preset].seconds)}"
 
 
+def test_a_vocabulary_that_holds_the_whole_text_is_no_change_of_a_setting() -> None:
+    whole, part = {"unknown_share": 0.0}, {"unknown_share": 0.1}
+    config = form.checked("chars", {"vocab_size": 65})
+    assert form.differing("chars", form.as_asked("chars", config, whole)) == {}
+    for data in (part, {}):
+        assert form.differing("chars", form.as_asked("chars", config, data)) == {"vocab_size": 65}
+    larger = form.checked("quick", {"vocab_size": 3000})
+    assert form.as_asked("quick", larger, whole) is larger
+
+
+def test_a_page_that_finds_a_live_run_says_nothing_of_its_real_vocabulary(run: Run, manager: RunManager) -> None:
+    run.config.vocab_size = 37
+    run.record({**DATA, "vocab_size": 37, "unknown_share": 0.0})  # type: ignore[arg-type,misc]
+    filled = train_tab.arrive(manager, "", train_tab.SHAKESPEARE, "")
+    assert filled[4 + form.NAMES.index("vocab_size")] == PRESETS["quick"].config().vocab_size
+
+
 # Charts
 
 
