@@ -153,13 +153,14 @@ def own_file(path: Path, **facts: object) -> Path:
 
 def test_our_own_file_tells_everything_from_its_header_and_its_checksum_is_verified(tmp_path: Path) -> None:
     series = {"train": {"x": [1], "y": [3.0]}}
-    path = own_file(tmp_path / "own.safetensors", best_val_loss=2.25, series=series)
+    path = own_file(tmp_path / "own.safetensors", best_val_loss=2.25, series=series, corpus={"name": "my <b>diary\x1b</b>", "sha256": "x"})
     report = inspect_safely(path)
     assert (report.format, report.made_by, report.step, report.val_loss, report.best_val_loss) == ("minigpt", "MiniGPT", 7, 2.5, 2.25)
     assert report.config["n_layers"] == 2
     assert report.metadata["series"] == series
     assert list(report.parameters_by_block)[:3] == ["embedding", "block 0", "block 1"]
     assert report.parameters == report.metadata["parameters"]
+    assert "learnt from " + clean("my <b>diary\x1b</b>") in report.notes
     assert not any(tensor.name.startswith(("model.", "optim.", "rng.")) for tensor in report.tensors)
     assert report.warnings == []
     damaged = bytearray(path.read_bytes())
