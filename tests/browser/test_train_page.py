@@ -373,6 +373,10 @@ def test_a_narrow_page_never_scrolls_sideways_and_keeps_stop_at_hand(visitor: Vi
     paste_text(phone, short_text)
     press_train(phone)
     wait_points(phone, 1)
+    phone.evaluate("window.scrollTo(0, 0)")
+    tops = [phone.locator(part).bounding_box()["y"] for part in ("#status .state", "#status .story", "#before", "#source")]
+    assert tops == sorted(tops)
+    assert tops[-2] < 700
     for place in ("0", "document.body.scrollHeight"):
         phone.evaluate(f"window.scrollTo(0, {place})")
         box = phone.locator("#stop").bounding_box()
