@@ -153,13 +153,14 @@ def own_file(path: Path, **facts: object) -> Path:
 
 def test_our_own_file_tells_everything_from_its_header_and_its_checksum_is_verified(tmp_path: Path) -> None:
     series = {"train": {"x": [1], "y": [3.0]}}
-    path = own_file(tmp_path / "own.safetensors", best_val_loss=2.25, series=series)
+    path = own_file(tmp_path / "own.safetensors", best_val_loss=2.25, series=series, corpus={"name": "my <b>diary\x1b</b>", "sha256": "x"})
     report = inspect_safely(path)
     assert (report.format, report.made_by, report.step, report.val_loss, report.best_val_loss) == ("minigpt", "MiniGPT", 7, 2.5, 2.25)
     assert report.config["n_layers"] == 2
     assert report.metadata["series"] == series
     assert list(report.parameters_by_block)[:3] == ["embedding", "block 0", "block 1"]
     assert report.parameters == report.metadata["parameters"]
+    assert "learnt from " + clean("my <b>diary\x1b</b>") in report.notes
     assert not any(tensor.name.startswith(("model.", "optim.", "rng.")) for tensor in report.tensors)
     assert report.warnings == []
     damaged = bytearray(path.read_bytes())
@@ -307,6 +308,19 @@ def test_a_file_that_costs_its_reader_more_than_it_weighs_is_answered_within_the
     (tmp_path / "x.pt").write_bytes(data)
     found = look(tmp_path / "x.pt", safely=True)
     assert isinstance(found, Report) or "too many entries" in found
+
+
+def test_a_zip_around_a_checkpoint_is_refused_with_what_to_open_instead(tmp_path: Path) -> None:
+    path = tmp_path / "export.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model/config.json", "{}" * 99)
+        archive.writestr("model/model.safetensors", bytes(999))
+    with pytest.raises(CheckpointError, match=r"a zip archive, not a checkpoint .*: unpack it and open the model.safetensors in it\.$"):
+        inspect_file(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("notes.txt", "a" * 99)
+    with pytest.raises(CheckpointError, match=r"a zip archive, not a checkpoint \(it has no data.pkl\)\.$"):
+        inspect_file(path)
 
 
 def zip64(data: bytes) -> bytes:

@@ -141,6 +141,25 @@ def test_a_validation_loss_that_rises_again_tells_of_learning_by_heart() -> None
     assert words.milestone(1.0, 0.51, DATA, [SPEECHES], "words").startswith("It is learning this text by heart")
 
 
+def test_the_verdict_keeps_what_was_said_of_learning_by_heart() -> None:
+    told = words.verdict(
+        "finished", complete(val_loss=8.78, best_val_loss=4.5, best_step=0), {**DATA, "vocab_size": 81, "uniform_loss": 4.394}, "words"
+    )
+    assert told == (
+        "Done in 1 s. From 81 possible next words to about 81; best at step 0, saved. By the end it knew this text by heart, which does not help "
+        "with the part kept for validation. A longer text would help."
+    )
+    assert "by heart" not in words.verdict("finished", complete(val_loss=3.4), DATA, "words")
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"), [(8.78, "worse than guessing at random"), (4.5, "chooses among about 81 words"), (3.0, "chooses among about 20 words")]
+)
+def test_no_loss_is_said_to_choose_among_more_words_than_there_are(loss: float, said: str) -> None:
+    small = {**DATA, "vocab_size": 81, "uniform_loss": math.log(81)}
+    assert f"validation {loss:.2f} ({said})" in words.numbers({"eval": evaluation(5, loss)}, small, "words")
+
+
 def test_a_milestone_needs_nothing_but_a_loss() -> None:
     assert words.milestone(3.0, 0.0, {}, [], "characters") == "It has learned which characters follow which."
 
@@ -392,6 +411,23 @@ def test_a_preset_s_label_says_how_long_it_takes(preset: str) -> None:
     assert form.label(preset) == f"{PRESETS[preset].label} · {words.duration(PRESETS[preset].seconds)}"
 
 
+def test_a_vocabulary_that_holds_the_whole_text_is_no_change_of_a_setting() -> None:
+    whole, part = {"unknown_share": 0.0}, {"unknown_share": 0.1}
+    config = form.checked("chars", {"vocab_size": 65})
+    assert form.differing("chars", form.as_asked("chars", config, whole)) == {}
+    for data in (part, {}):
+        assert form.differing("chars", form.as_asked("chars", config, data)) == {"vocab_size": 65}
+    larger = form.checked("quick", {"vocab_size": 3000})
+    assert form.as_asked("quick", larger, whole) is larger
+
+
+def test_a_page_that_finds_a_live_run_says_nothing_of_its_real_vocabulary(run: Run, manager: RunManager) -> None:
+    run.config.vocab_size = 37
+    run.record({**DATA, "vocab_size": 37, "unknown_share": 0.0})  # type: ignore[arg-type,misc]
+    filled = train_tab.arrive(manager, "", train_tab.SHAKESPEARE, "")
+    assert filled[4 + form.NAMES.index("vocab_size")] == PRESETS["quick"].config().vocab_size
+
+
 # Charts
 
 
@@ -469,6 +505,14 @@ def test_the_planned_schedule_is_the_one_that_training_follows(warmup_steps: int
     assert {0, warmup_steps, max_steps} <= set(trace.x)
     assert list(trace.x) == sorted(set(trace.x))
     assert len(trace.x) <= 500
+
+
+def test_an_extension_is_drawn_behind_the_rates_that_the_run_really_had() -> None:
+    plan = TransformerConfig(warmup_steps=2, max_steps=20, learning_rate=0.02, min_lr=0.0)
+    had: charts.Curve = ([1, 2, 3, 10], [0.0, 0.01, 0.02, 0.0])
+    (trace,) = charts.schedule_figure(plan, 10, had).data
+    assert list(zip(trace.x, trace.y, strict=True))[:5] == [(1, 0.0), (2, 0.01), (3, 0.02), (10, 0.0), (10, get_lr(10, 2, 20, 0.02, 0.0))]
+    assert list(trace.x)[5:] == list(range(11, 21))
 
 
 def strict(text: str) -> Any:
@@ -656,6 +700,16 @@ def test_without_a_run_the_page_shows_the_example(manager: RunManager) -> None:
     assert csv() == ""
     best = view["best"]
     assert best[0] in view["series"]["val"]["x"]
+
+
+@pytest.mark.parametrize("state", ["stopped", "finished", "interrupted"])
+def test_after_a_restart_the_page_shows_the_latest_run_of_its_home(state: str, run: Run, manager: RunManager) -> None:
+    run.state = state
+    run.write_state()
+    again = RunManager(manager.home)
+    view = feed.view(again, {})
+    assert (view["run"], view["state"], view["live"]) == (run.id, state, False)
+    assert again.latest is None
 
 
 def test_of_the_example_a_page_gets_only_what_it_lacks() -> None:
@@ -1094,6 +1148,18 @@ def test_a_visitor_sees_the_best_of_the_latest_run_first(trained: RunManager) ->
     assert chosen == f"{trained.latest.id}/best"
     assert "best of its run" in verdict
     assert inside.visible
+
+
+def test_a_run_whose_best_is_step_0_is_opened_at_its_last_and_the_best_says_why(manager: RunManager, tiny_text: str) -> None:
+    manager.latest = manager.create(PRESETS["quick"].config(**TINY, learning_rate=1.0, min_lr=1.0), preset="quick", text=tiny_text)
+    manager.latest.work()
+    run = manager.latest.id
+    best = manager.checkpoint(run, "best")
+    assert best is not None
+    assert best.step == 0
+    assert checkpoint_tab.open_newest(manager)[0] == f"{run}/last"
+    assert "the words of step 0" in checkpoint_tab.open_id(manager, f"{run}/best")[1]
+    assert "the words of step 0" not in checkpoint_tab.open_id(manager, f"{run}/last")[1]
 
 
 def test_the_list_shows_a_run_by_its_name_and_finds_its_files_by_that(manager: RunManager, tiny_text: str) -> None:

@@ -211,6 +211,8 @@ def recognise_safetensors(file: BinaryIO, header: Header, *, scan: bool) -> Cont
     contents.warnings += [f"{clean(tensor.name, 40)} is empty (shape {list(tensor.shape)})" for tensor in empty]
     if scan:
         _scan(file, header, contents)
+    if isinstance(corpus := contents.metadata.get("corpus"), dict) and corpus.get("name"):
+        contents.notes.append(f"learnt from {clean(str(corpus['name']), 100)}")
     if isinstance(tied := contents.metadata.get("tied"), dict):
         contents.notes += [f"{clean(name, 60)} shares its data with {clean(other, 60)}; stored and counted once" for name, other in tied.items()]
     return contents

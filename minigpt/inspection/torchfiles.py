@@ -7,7 +7,7 @@ import io
 import stat
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -42,6 +42,9 @@ def open_zip(file: BinaryIO, size: int) -> TorchFile:
     except _ZIP_DAMAGE:
         raise CheckpointError("This zip is damaged or cut short: its directory cannot be read.") from None
     sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
+    indexes = [name for name in sizes if name == "data.pkl" or name.endswith("/data.pkl")]
+    if not indexes:
+        raise CheckpointError(f"This is a zip archive, not a checkpoint (it has no data.pkl){_advice(sizes)}.")
     warnings = _check_entries(archive.infolist(), sizes, size)
 
     def stream(name: str) -> Iterator[bytes]:
@@ -56,9 +59,8 @@ def open_zip(file: BinaryIO, size: int) -> TorchFile:
         file.seek(at + 26)  # the record lies behind its own header, which ends in the name and extra bytes of these two lengths
         return at + 30 + int.from_bytes(file.read(2), "little") + int.from_bytes(file.read(2), "little")
 
-    indexes = [name for name in sizes if name == "data.pkl" or name.endswith("/data.pkl")]
-    if len(indexes) != 1:
-        raise CheckpointError("Not a checkpoint: this zip has no data.pkl." if not indexes else "This zip holds more than one data.pkl.")
+    if len(indexes) > 1:
+        raise CheckpointError("This zip holds more than one data.pkl.")
     if sizes[indexes[0]] > MAX_PICKLE_BYTES:
         raise CheckpointError(f"This file's index (data.pkl) is too large: more than {MAX_PICKLE_BYTES >> 20} MB.")
     folder = indexes[0].removesuffix("data.pkl")
@@ -129,6 +131,11 @@ def _check_directory_size(file: BinaryIO, size: int) -> None:
         raise CheckpointError(f"This zip has too many entries: {entries:,}; at most {MAX_ENTRIES:,} are read.")
     if start + directory_bytes != end:
         raise CheckpointError("This zip is damaged: its directory is not where it should be.")
+
+
+def _advice(names: Iterable[str]) -> str:
+    inside = next((name.rpartition("/")[2] for name in names if name.endswith((".safetensors", ".pt", ".pth", ".ckpt"))), "")
+    return f": unpack it and open the {clean(inside, 40)} in it" if inside else ""
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], sizes: Mapping[str, int], size: int) -> list[str]:

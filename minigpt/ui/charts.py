@@ -98,11 +98,19 @@ def details_figure(curves: Curves) -> go.Figure:
     return dressed(figure, 480).update_layout(showlegend=False)
 
 
-def schedule_figure(config: TransformerConfig, done: int = 0) -> go.Figure:
-    """Draw the learning rate that these settings plan for every step, with a line where a run that has `done` steps would go on."""
-    steps = sorted({*range(0, config.max_steps, max(config.max_steps // 200, 1)), min(config.warmup_steps, config.max_steps), config.max_steps})
-    rates = [get_lr(step, config.warmup_steps, config.max_steps, config.learning_rate, config.min_lr) for step in steps]
-    figure = go.Figure([line((steps, [float(rate) for rate in rates]), "learning rate", BLUE)])
+def schedule_figure(config: TransformerConfig, done: int = 0, had: Curve = EMPTY) -> go.Figure:
+    """Draw the learning rate that these settings plan for every step.
+
+    Args:
+        config: the settings.
+        done: the steps that a run has behind it, where a line says that it would go on.
+        had: the rates that it had until then, drawn in the place of what these settings would have planned.
+    """
+    steps = sorted({*range(0, config.max_steps, max(config.max_steps // 200, 1)), min(config.warmup_steps, config.max_steps), done, config.max_steps})
+    plan = [(step, float(get_lr(step, config.warmup_steps, config.max_steps, config.learning_rate, config.min_lr))) for step in steps]
+    past = [(step, rate) for step, rate in zip(*had, strict=True) if step <= done]
+    points = [*past, *(point for point in plan if not past or point[0] >= done)]
+    figure = go.Figure([line(([step for step, _ in points], [rate for _, rate in points]), "learning rate", BLUE)])
     if done:
         figure.add_vline(done, line={"color": ORANGE, "dash": "dot"}, annotation_text="goes on here")
     return dressed(figure, 220).update_layout(showlegend=False, xaxis_title="step", yaxis_title="learning rate")

@@ -35,6 +35,8 @@ MAX_SENT = 64 << 20  # characters that the page's script may send of a file that
 ANY_FILE = """<label for="any-file">or look at a file of any size; its weights stay on your disk</label><input type="file" id="any-file">"""
 NO_VOCABULARY = "It holds no vocabulary: its prompt is ids of tokens, such as 1 2 3, and so is its text."
 
+UNTRAINED = "These are the words of step 0, before it learnt anything. If that was the best of its run by validation, the run's last knows its text."
+
 
 def build(manager: RunManager, tab: gr.Tab) -> tuple[gr.Dataframe, list[gr.components.Component]]:
     """Lay out the tab inside the current gr.Tab and wire its events.
@@ -138,7 +140,7 @@ def open_newest(manager: RunManager) -> list[Any]:
     """Show the best checkpoint of this process's latest run, else the newest one, else the example."""
     latest = manager.latest.id if manager.latest else ""
     items = [item for item in saved(manager) if item.run == latest] or saved(manager)
-    return open_id(manager, items[0].id) if items else [gr.skip()] * DETAILS
+    return open_id(manager, shelf.first(items).id) if items else [gr.skip()] * DETAILS
 
 
 def open_upload(path: str | None) -> list[Any]:
@@ -207,7 +209,7 @@ def shown_details(chosen: str, path: Path) -> list[Any]:
             raise
         remark = f"Made by {report.made_by}: it can be looked at but not made to write: {error}"
         return shown(report, "your upload", chosen, remark)
-    remarks = [*([] if checkpoint.tokenizer else [NO_VOCABULARY]), *checkpoint.notes]
+    remarks = [*([UNTRAINED] if report.step == 0 else []), *([] if checkpoint.tokenizer else [NO_VOCABULARY]), *checkpoint.notes]
     prompt = first_prompt(checkpoint)
     name = "your upload" if chosen == UPLOADED else chosen
     return shown(report, name, chosen, *remarks, prompt=prompt, text=_first_text(checkpoint, prompt))

@@ -118,15 +118,15 @@ function apply(next) {  // returns false if something is missing that a poll mus
 async function pull() {
   if (busy) return;
   busy = true; polls++;
-  const asked = want, late = new Promise((_, fail) => setTimeout(() => fail(Error('late')), 8000));
+  const gone = window.minigpt?.deleted, asked = want ?? (run === gone ? gone : null), late = new Promise((_, fail) => setTimeout(() => fail(Error('late')), 8000));
   try {
     const series = {};  // null: not wanted, its chart is folded away
     for (const id in CHARTS) { const there = chart(id); CHARTS[id].forEach(name => { series[name] = there ? counts[name] ?? [-1, 0] : null; }); }
     if (otherMean()) series.smoothed = null;
     if (!apply(JSON.parse(await Promise.race([server.poll(JSON.stringify({ want, run, life, series, samples: samples.length })), late])))) counts = {};
     misses = 0;
-    if (asked && asked === want && run !== want) {  // deleted, or never there
-      visit(null); put('#status .story', `There is no run ${asked.slice(0, 60)}: this is ${run === 'example' ? 'an example' : 'the latest'}. ${said}`);
+    if (asked && run !== asked && asked === (want ?? gone)) {  // deleted, or never there
+      visit(null); put('#status .story', `${asked === gone ? 'Deleted' : `There is no run ${asked.slice(0, 60)}`}: this is ${run === 'example' ? 'an example' : 'the latest'}. ${said}`);
     }
   } catch (error) {
     if (++misses > 1) put('#status .state', 'connection lost, trying again; as long as the program runs, so does the training');

@@ -12,6 +12,7 @@ from typing import Any
 from minigpt.checkpoint import FORMAT
 from minigpt.header import told
 from minigpt.history import curves, reached
+from minigpt.run import ENDED
 from minigpt.runs import Run, RunManager
 from minigpt.ui import words
 
@@ -23,9 +24,9 @@ Have = Mapping[str, Any]  # {"want": id, "run": id, "life": token, "series": {na
 
 
 def view(manager: RunManager, have: Have) -> dict[str, Any]:
-    """Return what a page lacks of the run it wants, else of this process's latest, else of the newest if that was interrupted, else the example."""
+    """Return what a page lacks of the run it wants, else of this process's latest, else of the newest that has ended, else the example."""
     run = find_run(manager, have.get("want")) or manager.latest
-    if run is None and (newest := manager.past(1)) and newest[0].state == "interrupted":
+    if run is None and (newest := manager.past(1)) and newest[0].state in ENDED:
         run = manager.run(newest[0].id)
     return example_view(have) if run is None else run_view(run, have)
 

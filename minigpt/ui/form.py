@@ -84,6 +84,19 @@ def from_link(query: str) -> tuple[str, TransformerConfig] | None:
     return (preset, checked(preset, given, strict=False)) if preset else None
 
 
+def as_asked(preset: str, config: TransformerConfig, data: Mapping[str, Any]) -> TransformerConfig:
+    """Return a run's settings as its form had them: where the text has fewer tokens than the preset allows, the run's are simply all of them.
+
+    Args:
+        preset: where the settings started from.
+        config: those of the run, with the real size of the vocabulary.
+        data: the run's data event.
+    """
+    allowed = PRESETS[preset].config().vocab_size
+    holds_all = data.get("unknown_share") == 0 and config.vocab_size < allowed
+    return config.model_copy(update={"vocab_size": allowed}) if holds_all else config
+
+
 def to_json(preset: str, config: TransformerConfig) -> str:
     """Write the whole form as a file to keep."""
     values = config.model_dump()

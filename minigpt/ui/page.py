@@ -64,8 +64,8 @@ def build(manager: RunManager) -> gr.Blocks:
 
         def show_run(run_id: str) -> list[Any]:
             """Open a run's best checkpoint in the Checkpoint tab, or the newest one."""
-            kind = next((kind for kind in ("best", "last") if manager.checkpoint(run_id, kind)), None)
-            details = checkpoint_tab.open_id(manager, f"{run_id}/{kind}") if kind else checkpoint_tab.open_newest(manager)
+            items = [item for kind in ("best", "last") if (item := manager.checkpoint(run_id, kind))]
+            details = checkpoint_tab.open_id(manager, shelf.first(items).id) if items else checkpoint_tab.open_newest(manager)
             return [gr.Tabs(selected="checkpoint"), shelf.listed(manager), *details]
 
         opened = [tabs, listing, *parts]

@@ -58,7 +58,8 @@ def build(manager: RunManager, tab: train_tab.TrainTab) -> None:
         """Draw the schedule that an extension would follow."""
         try:
             run = known(manager, run_id)
-            return charts.as_plot(charts.schedule_figure(run.config.model_copy(update={"max_steps": longer(run, more)}), run.step))
+            had = charts.thin(charts.curves_of(run.history), OVERLAY_POINTS).get("lr", charts.EMPTY)
+            return charts.as_plot(charts.schedule_figure(run.config.model_copy(update={"max_steps": longer(run, more)}), run.step, had))
         except MiniGPTError:
             return gr.skip()
 
@@ -99,7 +100,7 @@ def _naming_and_deleting(manager: RunManager, shown: gr.Textbox) -> None:
     refresh: dict[str, Any] = {"js": "() => window.minigpt.refresh()", "api_visibility": "private"}
     rename.click(renamed, [shown, name], name, js=SHOWN, **train_tab.WARNING).then(None, **refresh)
     delete.click(asked, shown, [sure, question, doomed], js=SHOWN, **train_tab.QUIET)
-    yes.click(deleted, doomed, sure, **train_tab.WARNING).then(None, **refresh)
+    yes.click(deleted, doomed, sure, js="run => window.minigpt.deleted = run", **train_tab.WARNING).then(None, **refresh)
     no.click(lambda: gr.Group(visible=False), None, sure, **train_tab.QUIET)
 
 

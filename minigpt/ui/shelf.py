@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -25,6 +25,11 @@ def saved(manager: RunManager) -> list[SavedCheckpoint]:
     items = [*manager.checkpoints(), *([example] if example else [])]
     runs = Counter(name for name, _ in {(item.name, item.run) for item in items})
     return [dataclasses.replace(item, name=f"{item.name} ({item.run})") if runs[item.name] > 1 else item for item in items]
+
+
+def first(items: Sequence[SavedCheckpoint]) -> SavedCheckpoint:
+    """Return which of some checkpoints, the best before the last, is to be opened first: not one that has learnt nothing, if there is another."""
+    return next((item for item in items if item.step), items[0])
 
 
 def listed(manager: RunManager) -> pd.DataFrame:

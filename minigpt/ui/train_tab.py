@@ -193,7 +193,8 @@ def arrive(manager: RunManager, given: str, source: str, text: str) -> list[Any]
     with warning("The settings in this address do not fit"):
         asked = form.from_link(given)
         if (run := manager.active) is not None and not (asked and given.startswith("?")):
-            asked = (run.preset if run.preset in PRESETS else "classic", run.config)
+            preset = run.preset if run.preset in PRESETS else "classic"
+            asked = (preset, form.as_asked(preset, run.config, run.history.last.get("data", {})))
         filled = _filled(*asked) if asked else FORM_AS_IT_IS
     return [*texts, *filled]
 

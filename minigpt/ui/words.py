@@ -8,6 +8,8 @@ from typing import Any
 SPEAKER = re.compile(r"^[A-Z][A-Z ]+:\n", re.MULTILINE)
 SPEAKERS = 2
 BY_HEART = 0.5  # nats that the validation loss has risen again, beyond which a text is being memorised
+CHANCE = 0.15  # nats around ln V that count as guessing at random
+LONGER = "A longer text would help."
 UNITS = {"word": "words", "char": "characters"}
 
 
@@ -31,6 +33,12 @@ def choices(loss: float) -> str:
     return f"{count:,.0f}" if count >= 10 else f"{count:.1f}"
 
 
+def chooses(loss: float, data: Mapping[str, Any], unit: str) -> str:
+    """Say what a loss means beside guessing at random; never more choices than the vocabulary has."""
+    uniform = data.get("uniform_loss", math.inf)
+    return "worse than guessing at random" if loss > uniform + CHANCE else f"chooses among about {choices(min(loss, uniform))} {unit}"
+
+
 def milestone(loss: float | None, worse: float, data: Mapping[str, Any], samples: Sequence[str], unit: str) -> str:  # noqa: PLR0911
     """Say in one sentence what a model knows by now, measured against what needs no learning; numbers stand elsewhere.
 
@@ -45,10 +53,10 @@ def milestone(loss: float | None, worse: float, data: Mapping[str, Any], samples
     if loss is None:
         return "The loss is not a number any more."
     if worse > BY_HEART:
-        return "It is learning this text by heart: what it has read it knows far better than the part kept for validation. A longer text would help."
-    if loss > uniform + 0.15:
+        return f"It is learning this text by heart: what it has read it knows far better than the part kept for validation. {LONGER}"
+    if loss > uniform + CHANCE:
         return "It is worse than guessing at random: the learning rate may be too high."
-    if loss > uniform - 0.15:
+    if loss > uniform - CHANCE:
         return f"It is guessing at random: surprise {uniform:.1f} = ln {size:,}, every one of {size:,} {unit} equally likely."
     if loss > unigram + 0.05:
         return f"It is finding out which {unit} are common."
@@ -81,8 +89,13 @@ def verdict(state: str, complete: Mapping[str, Any], data: Mapping[str, Any], un
         return "Stopped before there was a model; nothing was saved." if state == "stopped" else ""
     took = duration(float(complete["elapsed"]))
     step, best, best_step = complete["step"], complete.get("best_val_loss"), complete.get("best_step", 0)
-    known = f"{data['vocab_size']:,}" if "vocab_size" in data else "many"  # a log that lost its beginning does not say
-    learned = "" if best is None else f"From {known} possible next {unit} to about {choices(best)}; best at step {best_step:,}, saved."
+    learned = ""
+    if best is not None:
+        known = f"{data['vocab_size']:,}" if "vocab_size" in data else "many"  # a log that lost its beginning does not say
+        about = choices(min(best, data.get("uniform_loss", best)))
+        learned = f"From {known} possible next {unit} to about {about}; best at step {best_step:,}, saved."
+        if (complete.get("val_loss") or best) - best > BY_HEART:
+            learned += f" By the end it knew this text by heart, which does not help with the part kept for validation. {LONGER}"
     if state == "diverged":
         third = f"{learning_rate / 3:.2g}"
         return f"The loss stopped being a number at step {step + 1:,}. The last finite weights are saved. Try a learning rate of {third}, a third."
@@ -120,7 +133,7 @@ def numbers(last: Mapping[str, Mapping[str, Any]], data: Mapping[str, Any], unit
     validated = last.get("complete") if last.get("complete", {}).get("val_loss") is not None else last.get("eval")
     if validated and validated.get("val_loss") is not None:
         scored = f", on {validated.get('val_tokens', 0):,} of {validated['val_tokens_total']:,} tokens" if validated.get("val_tokens_total") else ""
-        parts.append(f"validation {validated['val_loss']:.2f} (chooses among about {choices(validated['val_loss'])} {unit}{scored})")
+        parts.append(f"validation {validated['val_loss']:.2f} ({chooses(validated['val_loss'], data, unit)}{scored})")
         if validated.get("best_val_loss") is not None:
             parts.append(f"best {validated['best_val_loss']:.2f} at step {validated.get('best_step', 0):,}")
     if data:

@@ -281,9 +281,10 @@ def test_a_diverged_run_is_offered_a_third_of_its_rate(page: Page, server: Serve
     (server.home / run / "state.json").write_text(json.dumps({**server.state(run), "state": "diverged"}))
     show(page, run)
     expect(page.locator("#restart")).to_be_visible()
+    rate = json.loads((server.home / run / "config.json").read_text())["learning_rate"]
     page.locator("#restart-now").click()
     page.wait_for_function("window.minigpt.view.live")
-    assert json.loads((server.home / run / "config.json").read_text())["learning_rate"] == pytest.approx(0.01)
+    assert json.loads((server.home / run / "config.json").read_text())["learning_rate"] == pytest.approx(rate / 3, rel=0.05)
 
 
 def test_a_run_is_renamed_and_deleted_only_when_confirmed(page: Page, server: Server, short_text: str) -> None:
@@ -310,7 +311,8 @@ def test_a_run_is_renamed_and_deleted_only_when_confirmed(page: Page, server: Se
     assert not (server.home / run).exists()
     page.wait_for_function("run => window.minigpt.view.run !== run", arg=run)
     assert page.locator("#after").inner_text().strip()
-    expect(page.locator("#status .story")).to_contain_text(f"There is no run {run}: this is an example.")
+    expect(page.locator("#status .story")).to_contain_text("Deleted: this is the latest. Done in")
+    assert page.evaluate("window.minigpt.view.run") == other
     page.wait_for_function("!location.search.includes('run=')")
 
 
