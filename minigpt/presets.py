@@ -32,17 +32,17 @@ PRESETS: dict[str, Preset] = {
     "chars": Preset(
         "Letters",
         "Letter by letter: it must learn to spell before it can write.",
-        30,
+        20,
         {
             **MODERN, "tokenizer": "char", "vocab_size": 200, "d_model": 128, "n_layers": 4, "d_ff": 512, "batch_size": 16,
             "learning_rate": 0.04, "warmup_steps": 5, "max_steps": 320, "log_interval": 5, "eval_interval": 40,
         },
     ),
-    "classic": Preset("Classic", "The textbook recipe, GPT-2 blocks and AdamW: the same size, minutes instead of seconds.", 460),
+    "classic": Preset("Classic", "The textbook recipe, GPT-2 blocks and AdamW: the same size, minutes instead of seconds.", 180),
     "small": Preset(
         "Bigger",
         "About one million parameters: better verse for more patience.",
-        300,
+        270,
         {
             **MODERN, "vocab_size": 4000, "max_seq_len": 128, "d_model": 128, "n_layers": 3, "d_ff": 512, "batch_size": 16,
             "learning_rate": 0.02, "warmup_steps": 10, "max_steps": 2300, "log_interval": 10, "eval_interval": 100, "dropout": 0.3,

@@ -47,7 +47,7 @@ def build(manager: RunManager, tab: gr.Tab) -> tuple[gr.Dataframe, list[gr.compo
     gr.HTML("<p>Look inside a saved model: what it is, how it was trained, what it writes. Files are looked at, never run.</p>", elem_classes="lead")
     with gr.Row():
         with gr.Column(scale=5, min_width=260):
-            widths = ["236px", "88px", "80px", "112px", "100px", "170px"]
+            widths = ["236px", "78px", "62px", "98px", "72px", "122px"]
             listing = table(listed(manager), "Saved checkpoints: choose one", max_height=260, elem_id="checkpoints", column_widths=widths)
             with gr.Row():
                 hub = gr.Textbox(
@@ -64,7 +64,7 @@ def build(manager: RunManager, tab: gr.Tab) -> tuple[gr.Dataframe, list[gr.compo
     with gr.Column(visible=False) as inside:
         with gr.Row():
             with gr.Column(scale=4, min_width=260):
-                widths = ["136px", "100px", "136px", "116px"]
+                widths = ["126px", "78px", "128px", "86px"]
                 config = table(settings_table(None), "Settings", max_height=420, elem_id="config", wrap=True, column_widths=widths)
             with gr.Column(scale=5, min_width=260):
                 curve = gr.Plot(charts.as_plot(charts.loss_figure({}, {})), show_label=False, elem_id="curve")
