@@ -28,6 +28,7 @@ step() {
         say "== $name failed ($code)"
         if [ "$status" -eq 0 ]; then status=$code; fi
     fi
+    return "$code"
 }
 
 find_python() {
@@ -104,10 +105,12 @@ fi
 export MINIGPT_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE
 step "ruff check" "$VENV/bin/ruff" check
 step "ruff format" "$VENV/bin/ruff" format --check
-step "mypy" "$VENV/bin/mypy"
+step "mypy" "$VENV/bin/mypy" & # beside the tests, which leave a core free now and then
+mypy=$!
 "$VENV/bin/python" tests/sizes.py
 say "== pytest"
 "$VENV/bin/python" -m pytest --rootdir=. -q -n 2 --dist worksteal tests ${selection:+-m "$selection"} "$@"
 code=$?
+wait "$mypy" || [ "$status" -ne 0 ] || status=1
 if [ "$status" -eq 0 ]; then status=$code; fi
 exit "$status"
