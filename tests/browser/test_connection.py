@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Page, expect
 
-from browser.conftest import Faults, Server, VisitorFactory, ready, reload, trace, train_with, wait_points
+from browser.conftest import Faults, Server, VisitorFactory, ready, reload, trace, train_with, wait_points, wait_until
 
 CUT = "AbortError|Connection errored|network error|Failed to (fetch|load resource)|ERR_"
 NOTE_CALLS = """window.calls = [];
@@ -78,6 +78,16 @@ def lost(page: Page) -> None:
     expect(page.locator("#status .state")).to_contain_text("connection lost")
 
 
+def wait_whole_curve(page: Page, server: Server, count: int) -> int:
+    """Wait until the training curve has all of the run's points so far and more than `count`, as no other curve has; return how many."""
+
+    def points() -> int:
+        x = trace(page, "loss", 0)[0]
+        return len(x) if len(x) > count and x == server.view()["series"]["train"]["x"][: len(x)] else 0
+
+    return int(wait_until(points, f"the run's curve with more than {count} points"))
+
+
 def test_after_a_cut_both_who_started_a_run_and_who_watches_it_have_all_of_it_and_follow(
     wire: Wire, server: Server, visitor: VisitorFactory, short_text: str
 ) -> None:
@@ -94,9 +104,8 @@ def test_after_a_cut_both_who_started_a_run_and_who_watches_it_have_all_of_it_an
         wire.mend()
     ready(starter)
     for page, before in zip(pages, counts, strict=True):
-        count = wait_points(page, before + 10)
+        count = wait_whole_curve(page, server, before + 10)
         assert page.evaluate("window.minigpt.view.run") == view["run"]
-        assert trace(page, "loss", 0)[0][:count] == server.view()["series"]["train"]["x"][:count]
         page.wait_for_function("count => window.minigpt.samples.length >= count", arg=samples)
         told = [sample["text"] for sample in server.view()["samples"]]
         shown = page.evaluate("window.minigpt.samples.map(sample => sample.text)")
