@@ -27,7 +27,10 @@ PRESETS: dict[str, Preset] = {
         "Quick",
         "Whole words, a modern recipe: verse in about ten seconds.",
         10,
-        {**MODERN, "batch_size": 32, "learning_rate": 0.045, "warmup_steps": 8, "max_steps": 340, "log_interval": 5, "eval_interval": 40},
+        {
+            **MODERN, "n_heads": 2, "batch_size": 32, "learning_rate": 0.045, "weight_decay": 0.1, "warmup_steps": 8, "max_steps": 420,
+            "log_interval": 5, "eval_interval": 40,
+        },
     ),
     "chars": Preset(
         "Letters",

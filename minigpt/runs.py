@@ -213,8 +213,10 @@ class RunManager:
 
     def past(self, limit: int = 10) -> list[PastRun]:
         """List the latest runs, the newest first and the one at work included, each read from its state and one header."""
-        lines = [describe_run(folder) for folder in self._folders()[:limit]]
-        if (run := self.active) is None:
+        with self._lock:  # a start makes a run's folder before the run is known, which would look like one that was interrupted
+            folders, run = self._folders()[:limit], self.active
+        lines = [describe_run(folder) for folder in folders]
+        if run is None:
             return lines
         now: dict[str, Any] = {"state": run.state, "step": run.step, "max_steps": run.max_steps, "resumable": False}
         now |= {name: run.history.last.get("eval", {}).get(name) for name in ("val_loss", "best_val_loss")}

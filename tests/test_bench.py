@@ -117,7 +117,7 @@ def test_only_the_rows_that_train_to_a_loss_are_repeated_with_other_seeds(setup:
     assert seen == [1337, 1338, 1339, 1337]
 
 
-def test_both_sides_take_turns_and_the_median_counts() -> None:
+def test_both_sides_take_turns_in_coming_first_and_the_median_counts() -> None:
     order: list[str] = []
     ours, other = iter([1.0, 9.0, 2.0]), iter([5.0, 4.0, 90.0])
 
@@ -126,7 +126,7 @@ def test_both_sides_take_turns_and_the_median_counts() -> None:
         return next(values)
 
     assert take_turns(lambda: side("a", ours), lambda: side("b", other), 3) == (2.0, 5.0)
-    assert order == list("ababab")
+    assert order == list("abbaab")
 
 
 def test_the_time_to_a_loss_is_that_of_the_first_point_at_or_below_it() -> None:

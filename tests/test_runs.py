@@ -580,6 +580,23 @@ def test_our_own_number_counts_as_dead_because_a_restarted_container_gives_it_ou
     assert json.loads(path.read_bytes())["state"] == "interrupted"
 
 
+def test_a_run_that_is_being_made_never_looks_interrupted(manager: RunManager, tiny_text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    asking = threading.Thread(target=lambda: told.extend(line.state for line in manager.past(1)))
+    write = one_run.Run.write_config
+
+    def write_and_be_asked(run: one_run.Run) -> None:
+        write(run)
+        asking.start()
+        asking.join(0.2)  # who asks now either waits or has been answered
+
+    monkeypatch.setattr(one_run.Run, "write_config", write_and_be_asked)
+    manager.start(tiny(**LONG), preset="quick", text=tiny_text)
+    asking.join(LIMIT_S)
+    assert told
+    assert set(told) <= {"preparing", "training"}
+
+
 @pytest.mark.parametrize("state", ["finished", "stopped", "diverged", "failed", "interrupted"])
 def test_a_run_that_has_ended_stays_as_it_is(state: str, manager: RunManager, dead_pid: int) -> None:
     path = with_state(manager.home, "run", {"state": state, "pid": dead_pid})

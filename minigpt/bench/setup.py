@@ -50,6 +50,9 @@ def rate(step: Callable[[], object], steps: int, tokens: int) -> float:
 
 
 def take_turns(ours: Callable[[], float], other: Callable[[], float], repeats: int) -> Pair:
-    """Measure both sides in turn, `repeats` times; return the median of each."""
-    first, second = zip(*((ours(), other()) for _ in range(repeats)), strict=True)
-    return statistics.median(first), statistics.median(second)
+    """Measure both sides `repeats` times and return the median of each; they take turns in coming first, so that a drifting machine harms neither."""
+    sides: tuple[tuple[Callable[[], float], list[float]], ...] = ((ours, []), (other, []))
+    for turn in range(repeats):
+        for measure, values in sides if turn % 2 == 0 else reversed(sides):
+            values.append(measure())
+    return statistics.median(sides[0][1]), statistics.median(sides[1][1])
