@@ -36,6 +36,7 @@ class PastRun:
     error: str
     resumable: bool
     parameters: int | None
+    tokenizer: str  # "word", "char", or "" if no checkpoint says
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -96,6 +97,7 @@ def describe_run(folder: Path) -> PastRun:
         error=str(state.get("error", "")),
         resumable="optimizer_groups" in header and not is_elsewhere(state),
         parameters=int(count) if (count := number(header.get("parameters"))) is not None else None,
+        tokenizer=str(config.get("tokenizer")) if isinstance(config := header.get("config"), dict) else "",
     )
 
 

@@ -22,6 +22,7 @@ from minigpt import system
 from minigpt.checkpoint import Checkpoint
 from minigpt.config import TransformerConfig
 from minigpt.data import check_text, prepare_text
+from minigpt.device import choose_device
 from minigpt.errors import ConfigError, DataError, MiniGPTError
 from minigpt.header import clean, is_text
 from minigpt.history import replay, to_line
@@ -74,10 +75,12 @@ class RunManager:
             text: a text given on the page, kept in the folder; None trains on `config.data_path`.
 
         Raises:
-            ConfigError: settings that do not fit, or a folder that cannot be made.
+            ConfigError: settings that do not fit each other or this machine, or a folder that cannot be made.
             DataError: an empty, too short or too long text.
         """
         config.check()
+        if config.device != "auto":
+            choose_device(config)  # asked for by name: not there is known now
         if text is not None and not text.strip():
             raise DataError("the text is empty; paste at least a page of text, or choose Shakespeare")
         if text is not None and len(text) > MAX_TEXT:

@@ -57,6 +57,7 @@ def test_a_line_of_the_list_tells_what_the_run_came_to(manager: RunManager, sett
         error="",
         resumable=True,
         parameters=run.history.last["data"]["parameters"],
+        tokenizer="word",
     )
     assert manager.past() == [expected]
     assert RunManager(manager.home).past() == [expected]

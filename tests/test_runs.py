@@ -315,6 +315,13 @@ def test_a_chosen_folder_loses_only_what_the_failed_run_wrote_and_can_be_used_ag
     assert {"best.safetensors", "last.safetensors", "config.json"} <= names(folder)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
+def test_a_device_that_is_not_there_is_refused_before_a_folder_is_made(manager: RunManager, tiny_text: str) -> None:
+    with pytest.raises(ConfigError, match="device is cuda; this machine has cpu"):
+        manager.start(tiny(device="cuda"), preset="quick", text=tiny_text)
+    assert not list(manager.home.glob("*"))
+
+
 @pytest.mark.parametrize("name", ["own text.txt", "metrics.jsonl", "state.json"])
 def test_a_person_s_file_survives_a_failed_run_even_if_it_has_one_of_our_names(
     name: str, manager: RunManager, tmp_path: Path, short_text: str

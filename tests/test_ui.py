@@ -1003,7 +1003,7 @@ def test_a_file_of_ours_is_shown_with_all_that_is_in_it(manager: RunManager, tmp
         "series": {"train": {"x": [1, 2], "y": [4.0, 3.0]}}, "samples": [{"step": 0, "text": f"{MARKUP}\nlove\x1b"}],
     }  # fmt: skip
     path = saved_model(tmp_path / "home" / "run", tiny_text, **facts)
-    shown = checkpoint_tab.shown_details("run/best", path)
+    shown = checkpoint_tab.shown_details("run/best", path, "run/best")
     assert len(shown) == checkpoint_tab.DETAILS
     chosen, verdict, inside, config, curve, parts, kept, tensors, writing, prompt, text, *_ = shown
     assert chosen == "run/best"
@@ -1024,7 +1024,7 @@ def test_a_file_of_ours_is_shown_with_all_that_is_in_it(manager: RunManager, tmp
 def test_names_with_markup_are_shown_as_text(tmp_path: Path) -> None:
     path = tmp_path / "foreign.safetensors"
     save_file({MARKUP: torch.zeros(2, 2), "wte.weight": torch.zeros(4, 2)}, path)
-    _, verdict, inside, _, curve, _, _, tensors, writing, _, text, *_ = checkpoint_tab.shown_details(shelf.UPLOADED, path)
+    _, verdict, inside, _, curve, _, _, tensors, writing, _, text, *_ = checkpoint_tab.shown_details(shelf.UPLOADED, path, "your upload")
     assert "odd tensor name &lt;img" in verdict
     assert tags(verdict) == {"p", "ul", "li"}
     assert "it can be looked at but not made to write" in verdict
@@ -1041,7 +1041,7 @@ def test_a_name_in_our_own_metadata_is_shown_as_text_too(manager: RunManager, tm
     header["__metadata__"]["minigpt"] = json.dumps({**json.loads(header["__metadata__"]["minigpt"]), "tied": {MARKUP: MARKUP}})
     changed = json.dumps(header).encode()
     path.write_bytes(len(changed).to_bytes(8, "little") + changed + raw[8 + length :])
-    _, verdict, _, _, _, _, _, _, writing, _, text, *_ = checkpoint_tab.shown_details(shelf.UPLOADED, path)
+    _, verdict, _, _, _, _, _, _, writing, _, text, *_ = checkpoint_tab.shown_details(shelf.UPLOADED, path, "your upload")
     assert "&lt;img" in verdict
     assert tags(verdict) == {"p", "ul", "li"}
     assert "It holds no vocabulary: its prompt is ids of tokens" in verdict
@@ -1170,6 +1170,14 @@ def test_the_list_shows_a_run_by_its_name_and_finds_its_files_by_that(manager: R
     assert shelf.id_of(manager, "example", "example") == "example/example"
     with pytest.raises(CheckpointError, match="no longer there"):
         shelf.find(manager, shelf.id_of(manager, "your verse", "best"))
+    assert "my verse/best · made by MiniGPT" in checkpoint_tab.open_id(manager, "run/best")[1]
+
+
+@pytest.mark.parametrize(("tokenizer", "unit"), [("word", "a word"), ("char", "a letter")])
+def test_the_list_of_runs_says_of_what_its_losses_are(tokenizer: str, unit: str, manager: RunManager, tiny_text: str) -> None:
+    run = manager.create(PRESETS["quick"].config(**TINY | {"tokenizer": tokenizer}), preset="quick", text=tiny_text)
+    run.work()
+    assert f"<td>{run.history.last['complete']['best_val_loss']:.3f} {unit}</td>" in runs_list.rows(manager, [], None)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from minigpt.inspection.measuring import measure_safely, relative_changes
 from minigpt.model import MiniGPT
 from minigpt.runs import RunManager
 from minigpt.tokenizer import WordTokenizer
-from minigpt.ui import checkpoint_tab, compare, pages, shelf, takeaway, xray, xray_charts
+from minigpt.ui import checkpoint_tab, compare, feed, pages, shelf, takeaway, xray, xray_charts
 
 TINY: dict[str, Any] = {"vocab_size": 60, "max_seq_len": 16, "d_model": 16, "n_heads": 2, "n_layers": 2, "d_ff": 48}
 MARKUP = "<img src=x onerror=window.ran=1>"
@@ -231,6 +231,15 @@ def test_settings_that_are_equal_are_no_difference() -> None:
     assert table.values.tolist() == [["b", "2", "3"], [MARKUP, "[1]", ""], ["d", "", "x"]]
 
 
+def test_a_comparison_begins_with_how_far_both_got(gpt2: Path) -> None:
+    ours, theirs = inspect_file(feed.EXAMPLE), inspect_file(gpt2 / "model.safetensors")
+    rows = compare.differences(compare.facts(ours), compare.facts(theirs)).values.tolist()
+    assert [row[0] for row in rows[:3]] == ["step", "validation loss", "parameters"]
+    assert rows[0][1:] == [str(ours.step), ""]
+    assert rows[1][1:] == [f"{ours.val_loss:.3f}", ""]
+    assert rows[2][1:] == [f"{ours.parameters:,}", f"{theirs.parameters:,}"]
+
+
 def test_names_in_figures_are_text_and_the_values_are_all_there(tmp_path: Path) -> None:
     save_file({MARKUP: torch.tensor([[1.0, 2.0], [2.0, 4.0]])}, tmp_path / "a.safetensors")
     ((_, found),) = [pair for pair in measure_safely(tmp_path / "a.safetensors", MARKUP) if pair[1]]
@@ -294,7 +303,7 @@ def test_only_a_listed_checkpoint_of_a_run_that_has_ended_is_deleted(manager: Ru
 
 
 def test_weights_of_others_write_on_the_page_in_ids(gpt2: Path) -> None:
-    shown = checkpoint_tab.shown_details(shelf.UPLOADED, gpt2 / "model.safetensors")
+    shown = checkpoint_tab.shown_details(shelf.UPLOADED, gpt2 / "model.safetensors", "your upload")
     assert "its prompt is ids of tokens" in shown[1]
     text = shown[10]
     assert text.startswith("0 ")

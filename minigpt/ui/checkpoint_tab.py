@@ -133,7 +133,7 @@ def _writing(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[
 
 def open_id(manager: RunManager, chosen: str) -> list[Any]:
     """Show a listed checkpoint."""
-    return _or_refusal(chosen, lambda: shown_details(chosen, shelf.find(manager, chosen).path))
+    return _or_refusal(chosen, lambda: shown_details(chosen, shelf.find(manager, chosen).path, shelf.title(manager, chosen)))
 
 
 def open_newest(manager: RunManager) -> list[Any]:
@@ -145,7 +145,7 @@ def open_newest(manager: RunManager) -> list[Any]:
 
 def open_upload(path: str | None) -> list[Any]:
     """Show an uploaded file, or say in one sentence why not."""
-    return _or_refusal(path, lambda: shown_details(UPLOADED, Path(path))) if path else [gr.skip()] * DETAILS
+    return _or_refusal(path, lambda: shown_details(UPLOADED, Path(path), "your upload")) if path else [gr.skip()] * DETAILS
 
 
 def open_parts(sent: str | None) -> list[Any]:
@@ -195,8 +195,8 @@ def _hidden(line: str) -> list[Any]:
     return ["", line, gr.Column(visible=False), *[gr.skip()] * (DETAILS - 3)]
 
 
-def shown_details(chosen: str, path: Path) -> list[Any]:
-    """Return what the tab shows of a file that is here, in the order of what `build` returns.
+def shown_details(chosen: str, path: Path, name: str) -> list[Any]:
+    """Return what the tab shows of a file that is here and has this name on the page, in the order of what `build` returns.
 
     Raises:
         CheckpointError: the file cannot be opened, or is one of ours and cannot be used.
@@ -208,10 +208,9 @@ def shown_details(chosen: str, path: Path) -> list[Any]:
         if report.format == "minigpt":
             raise
         remark = f"Made by {report.made_by}: it can be looked at but not made to write: {error}"
-        return shown(report, "your upload", chosen, remark)
+        return shown(report, name, chosen, remark)
     remarks = [*([UNTRAINED] if report.step == 0 else []), *([] if checkpoint.tokenizer else [NO_VOCABULARY]), *checkpoint.notes]
     prompt = first_prompt(checkpoint)
-    name = "your upload" if chosen == UPLOADED else chosen
     return shown(report, name, chosen, *remarks, prompt=prompt, text=_first_text(checkpoint, prompt))
 
 

@@ -12,7 +12,7 @@ from minigpt.errors import CheckpointError
 from minigpt.foreign import open_any
 from minigpt.header import clean
 from minigpt.history import curves
-from minigpt.inspection import inspect_safely
+from minigpt.inspection import Report, inspect_safely
 from minigpt.inspection.measuring import relative_changes
 from minigpt.runs import RunManager
 from minigpt.ui import charts, pages, shelf, xray_charts
@@ -46,12 +46,12 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
         """Yield what differs, then the texts as both write them."""
         with refusing("Cannot compare"):
             paths = shelf.path_of(manager, chosen, upload), shelf.path_of(manager, shelf.UPLOADED if other_upload else other or "", other_upload)
-            names = ["your upload" if id == shelf.UPLOADED else id for id in (chosen, shelf.UPLOADED if other_upload else str(other))]
+            names = [shelf.title(manager, id) for id in (chosen, shelf.UPLOADED if other_upload else str(other))]
             reports = [inspect_safely(path) for path in paths]
             drawn = {f"{mark}: {name}": curves(report.metadata.get("series")) for mark, name, report in zip("ab", names, reports, strict=True)}
             yield [
                 gr.Column(visible=True),
-                _as_html("Settings that differ", differences(*(report.config for report in reports))),
+                _as_html("What differs", differences(*map(facts, reports))),
                 _as_html("Change of each tensor, ‖a − b‖ / ‖b‖", changes_table(relative_changes(*paths))),
                 gr.Plot(charts.as_plot(xray_charts.two_runs_figure(drawn)), visible=any(drawn.values())),
                 *(gr.Textbox("", label=label) for label in drawn),
@@ -65,7 +65,7 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
                     yield [*[gr.skip()] * 4, *last]
             yield [*[gr.skip()] * 4, *last]
 
-    part.expand(lambda: gr.Dropdown(choices=[item.id for item in shelf.saved(manager)]), None, other, **SHOWN)
+    part.expand(lambda: gr.Dropdown(choices=[(f"{item.name}/{item.kind}", item.id) for item in shelf.saved(manager)]), None, other, **SHOWN)
     inputs = [chosen, upload, other, other_upload, *writing]
     go.click(pages.while_shown(compare), inputs, [result, settings, changes, curve, *texts], concurrency_limit=1, **SHOWN)
     return part
@@ -83,14 +83,20 @@ def _text(path: Path, *options: Any) -> Iterator[str]:
         yield f"({error})"
 
 
+def facts(report: Report) -> dict[str, object]:
+    """Return what two files can differ in beside their weights: how far each got, its size, its settings."""
+    loss = None if report.val_loss is None else f"{report.val_loss:.3f}"
+    return {"step": report.step, "validation loss": loss, "parameters": f"{report.parameters:,}", **report.config}
+
+
 def differences(a: dict[str, object], b: dict[str, object]) -> pd.DataFrame:
-    """Return the settings that are not the same in both."""
+    """Return what is not the same in both."""
     rows = [
         [clean(name, 60), *(clean(str(config[name]), 100) if config.get(name) is not None else "" for config in (a, b))]
         for name in {**a, **b}
         if a.get(name) != b.get(name)
     ]
-    return pd.DataFrame(rows, columns=["setting", "a", "b"])
+    return pd.DataFrame(rows, columns=["", "a", "b"])
 
 
 def changes_table(changes: Any) -> pd.DataFrame:

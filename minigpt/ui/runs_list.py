@@ -22,6 +22,7 @@ OVERLAY_POINTS = 500
 MORE_STEPS = 400
 NONE_YET = "<p>Your runs will appear here: each can be opened again, resumed, and laid over another one's chart.</p>"
 COLUMNS = ("overlay", "run", "step", "best val. loss", "state")
+PER = {"word": " a word", "char": " a letter"}  # losses of the two cannot be held against each other
 # The page tells which run it shows; `null` takes the place of a component that has no part in it.
 SHOWN = "(_, ...values) => [window.minigpt.view.run, ...values]"
 
@@ -180,7 +181,7 @@ def _row(item: PastRun, ticked: list[Any], shown: object) -> str:
         f'{tick} <span class="swatch" style="background:{colour}"></span>',
         f'<a href="?run={run_id}" data-run="{run_id}" title="{run_id}">{name}</a>',
         f"{item.step:,} of {item.max_steps:,}",
-        "" if item.best_val_loss is None else f"{item.best_val_loss:.3f}",
+        "" if item.best_val_loss is None else f"{item.best_val_loss:.3f}{PER.get(item.tokenizer, '')}",
         f'<span title="{html.escape(item.error)}">{html.escape(item.state)}</span>',
     )
     current = ' aria-current="true"' if item.id == shown else ""

@@ -79,6 +79,14 @@ def path_of(manager: RunManager, chosen: str, upload: str | None) -> Path:
     return Path(upload) if chosen == UPLOADED and upload else find(manager, chosen).path
 
 
+def title(manager: RunManager, chosen: str) -> str:
+    """Return what people call the chosen file: its run's name, if a person gave it one."""
+    if chosen == UPLOADED:
+        return "your upload"
+    item = find(manager, chosen)
+    return f"{item.name}/{item.kind}"
+
+
 def delete(manager: RunManager, chosen: str) -> None:
     """Remove one listed checkpoint of a run that has ended.
 
