@@ -261,7 +261,7 @@ def test_a_sample_s_tag_says_when_it_was_written() -> None:
 
 def test_what_was_read_is_told_once_it_is_known() -> None:
     assert words.coverage({}, "words") == ""
-    assert words.coverage(DATA, "words") == "Read 12,000 characters of plays: 2,000 words known; 4 % of the text is other words."
+    assert words.coverage(DATA, "words") == "Read 12,000 characters of plays: 2,000 words known; 4 % of it is words outside the vocabulary."
 
 
 def test_the_figures_of_the_moment_stand_beside_words() -> None:
@@ -270,8 +270,10 @@ def test_the_figures_of_the_moment_stand_beside_words() -> None:
     assert words.numbers({"log": log(1)}, {}, "words") == "loss 3.00 · perplexity 20"
     measured = evaluation(5, 3.5, val_tokens=100, val_tokens_total=2000)
     assert words.numbers({"eval": measured}, DATA, "words") == (
-        "validation 3.50 (chooses among about 33 words, on 100 of 2,000 tokens) · best 3.00 at step 5 · plays: 4 % of the text is other words"
+        "validation 3.50 (chooses among about 33 words, on 100 of 2,000 tokens) · best 3.00 at step 5 · "
+        "plays: 4 % of it is words outside the vocabulary"
     )
+    assert words.others({"unknown_share": 0.0}, "characters") == "all its characters are in the vocabulary"
     assert words.numbers({"eval": measured, "complete": complete()}, {}, "words").startswith("validation 3.25 (chooses among about 26 words) · best")
     assert words.numbers({"eval": measured, "complete": complete(val_loss=None)}, {}, "words").startswith("validation 3.50")
 
@@ -478,7 +480,7 @@ def test_the_script_appends_to_the_traces_that_the_loss_chart_has() -> None:
     assert (list(figure.data[unigram].x), list(figure.data[unigram].y)) == ([0, 99], [5.5, 5.5])
     assert (figure.data[bad].name, list(figure.data[bad].x)) == ("not a number", [])
     assert [trace.name for trace in figure.data] == [
-        "training", "training, smoothed", "validation", "best", "knows nothing", "knows word frequencies", "not a number"
+        "training", "training, smoothed", "validation", "best", "knows nothing", "knows frequencies", "not a number"
     ]  # fmt: skip
     assert len(figure.data) == len({best, uniform, unigram, bad}) + len(series)
 

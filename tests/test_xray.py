@@ -234,10 +234,17 @@ def test_settings_that_are_equal_are_no_difference() -> None:
 def test_a_comparison_begins_with_how_far_both_got(gpt2: Path) -> None:
     ours, theirs = inspect_file(feed.EXAMPLE), inspect_file(gpt2 / "model.safetensors")
     rows = compare.differences(compare.facts(ours), compare.facts(theirs)).values.tolist()
-    assert [row[0] for row in rows[:3]] == ["step", "validation loss", "parameters"]
+    assert [row[0] for row in rows[:4]] == ["step", "validation loss", "text", "parameters"]
     assert rows[0][1:] == [str(ours.step), ""]
     assert rows[1][1:] == [f"{ours.val_loss:.3f}", ""]
-    assert rows[2][1:] == [f"{ours.parameters:,}", f"{theirs.parameters:,}"]
+    assert rows[2][1:] == ["Tiny Shakespeare", ""]
+    assert rows[3][1:] == [f"{ours.parameters:,}", f"{theirs.parameters:,}"]
+
+
+def test_a_comparison_says_when_the_losses_are_of_different_texts(gpt2: Path) -> None:
+    ours, theirs = compare.facts(inspect_file(feed.EXAMPLE)), compare.facts(inspect_file(gpt2 / "model.safetensors"))
+    assert compare.title(ours, theirs) == "What differs: losses on different texts cannot be compared"
+    assert compare.title(ours, ours) == "What differs"
 
 
 def test_names_in_figures_are_text_and_the_values_are_all_there(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
             drawn = {f"{mark}: {name}": curves(report.metadata.get("series")) for mark, name, report in zip("ab", names, reports, strict=True)}
             yield [
                 gr.Column(visible=True),
-                _as_html("What differs", differences(*map(facts, reports))),
+                _as_html(title(*map(facts, reports)), differences(*map(facts, reports))),
                 _as_html("Change of each tensor, ‖a − b‖ / ‖b‖", changes_table(relative_changes(*paths))),
                 gr.Plot(charts.as_plot(xray_charts.two_runs_figure(drawn)), visible=any(drawn.values())),
                 *(gr.Textbox("", label=label) for label in drawn),
@@ -86,7 +86,14 @@ def _text(path: Path, *options: Any) -> Iterator[str]:
 def facts(report: Report) -> dict[str, object]:
     """Return what two files can differ in beside their weights: how far each got, its size, its settings."""
     loss = None if report.val_loss is None else f"{report.val_loss:.3f}"
-    return {"step": report.step, "validation loss": loss, "parameters": f"{report.parameters:,}", **report.config}
+    corpus = report.metadata.get("corpus")
+    text = corpus.get("name") if isinstance(corpus, dict) else None
+    return {"step": report.step, "validation loss": loss, "text": text, "parameters": f"{report.parameters:,}", **report.config}
+
+
+def title(a: dict[str, object], b: dict[str, object]) -> str:
+    """Return what stands over the differences."""
+    return "What differs" + (": losses on different texts cannot be compared" if a["text"] != b["text"] else "")
 
 
 def differences(a: dict[str, object], b: dict[str, object]) -> pd.DataFrame:
