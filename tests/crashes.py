@@ -1,8 +1,8 @@
-"""A small process that imports everything once and then forks: each child trains or saves, and is killed or runs out of disk.
+"""What a process does that forks again and again: each child trains, saves or exports, and is killed or runs out of disk or memory.
 
-`python crashes.py kill FOLDER TRIALS SEED` kills one run again and again, `naive FOLDER TRIALS SEED` a save without any care, `disk FOLDER`
-limits how large a file may become, `memory FOLDER HELD` what memory there is (with HELD 1 somebody keeps hold of the trainer). What was found
-goes to standard output as JSON. Run by test_survival, never inside pytest, whose threads would not survive a fork.
+`main(mode, place, *numbers)` prints what was found as JSON; it runs in a process that `forks` makes, never in pytest's own, whose threads would
+not survive a fork. `kill TRIALS SEED` kills one run again and again, `naive TRIALS SEED` a save without any care, `export TRIALS SEED` an export,
+`disk` limits how large a file may become, `memory HELD` what memory there is (with HELD 1 somebody keeps hold of the trainer).
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -28,6 +29,7 @@ from minigpt.checkpoint import read_checkpoint
 from minigpt.config import TransformerConfig
 from minigpt.errors import CheckpointError
 from minigpt.events import StopSignal
+from minigpt.export import export as write_export
 from minigpt.history import to_line
 from minigpt.optim import warm_up
 from minigpt.resume import find_checkpoint
@@ -203,11 +205,32 @@ def memory(place: Path, held: int) -> dict[str, Any]:
     return {**found, "then": [small.state, small.step], "files": sorted(path.name for path in run.folder.glob("*.safetensors"))}
 
 
-if __name__ == "__main__":
+def export(place: Path, trials: int, seed: int) -> dict[str, Any]:
+    """Kill an export at random moments; at each it must have left nothing or all."""
+    folder, checkpoint, draw = place / "exported", Path(__file__).parent.parent / "assets" / "example.safetensors", random.Random(seed)
+    write_export(checkpoint, folder)  # the first one loads what all need
+    shutil.rmtree(folder)
+    began = time.perf_counter()
+    names = sorted(path.name for path in write_export(checkpoint, folder))
+    took = time.perf_counter() - began
+    found: dict[str, Any] = {"cut": 0, "whole": 0, "torn": []}
+    for _ in range(trials):
+        shutil.rmtree(folder, ignore_errors=True)
+        killed_within(*forked(lambda writer: (os.write(writer, b"\n"), write_export(checkpoint, folder))), draw.uniform(0, took))
+        left = sorted(path.name for path in folder.iterdir()) if folder.exists() else None
+        found["cut"] += left is None
+        found["whole"] += left == names
+        found["torn"] += [left] if left not in (None, names) else []
+    shutil.rmtree(folder, ignore_errors=True)
+    write_export(checkpoint, folder)
+    return {**found, "strays": sorted(path.name for path in place.iterdir() if path != folder)}
+
+
+def main(mode: str, place: Path, *numbers: int) -> None:
+    """Make an experiment and print what was found."""
     torch.set_num_threads(1)
     runs._warm_up = lambda: None  # a thread would not survive the next fork
     warm_up()
-    mode, place, *numbers = sys.argv[1:]
     with contextlib.redirect_stdout(sys.stderr):
-        result = {"kill": kill, "naive": naive, "disk": disk, "memory": memory}[mode](Path(place), *map(int, numbers))
+        result = {"kill": kill, "naive": naive, "export": export, "disk": disk, "memory": memory}[mode](place, *numbers)
     sys.stdout.write(json.dumps(result))
