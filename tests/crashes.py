@@ -24,12 +24,12 @@ from typing import Any
 
 import torch
 
+from minigpt import export as exporting
 from minigpt import runs, train
 from minigpt.checkpoint import read_checkpoint
 from minigpt.config import TransformerConfig
 from minigpt.errors import CheckpointError
 from minigpt.events import StopSignal
-from minigpt.export import export as write_export
 from minigpt.history import to_line
 from minigpt.optim import warm_up
 from minigpt.resume import find_checkpoint
@@ -206,23 +206,29 @@ def memory(place: Path, held: int) -> dict[str, Any]:
 
 
 def export(place: Path, trials: int, seed: int) -> dict[str, Any]:
-    """Kill an export at random moments; at each it must have left nothing or all."""
+    """Kill an export before and after the beginning of each of its files; at any moment it must have left nothing or all."""
     folder, checkpoint, draw = place / "exported", Path(__file__).parent.parent / "assets" / "example.safetensors", random.Random(seed)
-    write_export(checkpoint, folder)  # the first one loads what all need
-    shutil.rmtree(folder)
-    began = time.perf_counter()
-    names = sorted(path.name for path in write_export(checkpoint, folder))
-    took = time.perf_counter() - began
+    names = sorted(path.name for path in exporting.export(checkpoint, folder))
     found: dict[str, Any] = {"cut": 0, "whole": 0, "torn": []}
-    for _ in range(trials):
+    genuine = exporting.write_atomically
+
+    def export_and_tell(writer: int) -> None:
+        def write_and_tell(path: Path, data: bytes) -> None:
+            os.write(writer, b"\n")
+            genuine(path, data)
+
+        exporting.write_atomically = write_and_tell
+        exporting.export(checkpoint, folder)
+
+    for trial in range(trials):
         shutil.rmtree(folder, ignore_errors=True)
-        killed_within(*forked(lambda writer: (os.write(writer, b"\n"), write_export(checkpoint, folder))), draw.uniform(0, took))
+        killed_within(*forked(export_and_tell), draw.uniform(0, 0.001), sign=b"\n" * (trial % (len(names) + 1)))
         left = sorted(path.name for path in folder.iterdir()) if folder.exists() else None
         found["cut"] += left is None
         found["whole"] += left == names
         found["torn"] += [left] if left not in (None, names) else []
     shutil.rmtree(folder, ignore_errors=True)
-    write_export(checkpoint, folder)
+    exporting.export(checkpoint, folder)
     return {**found, "strays": sorted(path.name for path in place.iterdir() if path != folder)}
 
 
