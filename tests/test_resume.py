@@ -89,7 +89,7 @@ def last(config: TransformerConfig) -> Path:
 # Bit for bit
 
 
-@pytest.mark.parametrize("threads", [1, 2], ids="threads {}".format)
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)], ids="threads {}".format)
 @pytest.mark.parametrize(("optimizer", "arch"), [("adamw", "gpt2"), ("muon", "modern")])
 def test_a_run_that_was_cut_equals_one_that_never_was(optimizer: str, arch: str, threads: int, config: Any) -> None:
     settings = {"optimizer": optimizer, "arch": arch, "threads": threads, "max_seq_len": 32, "d_model": 64}  # wide enough for bfloat16

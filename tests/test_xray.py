@@ -12,7 +12,6 @@ from typing import Any
 
 import gradio as gr
 import hostile
-import lightning
 import pytest
 import torch
 import transformers
@@ -73,6 +72,8 @@ def test_settings_that_a_file_does_not_store_are_inferred_from_its_shapes_or_unk
 
 
 def test_a_lightning_checkpoint_tells_its_step_and_shapes(tmp_path: Path) -> None:
+    import lightning  # here, for it takes a second, and not every process runs this
+
     class Model(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
