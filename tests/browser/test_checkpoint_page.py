@@ -21,7 +21,7 @@ from browser.conftest import (
     EXAMPLE,
     Faults,
     Server,
-    VisitorFactory,
+    TabFactory,
     cells,
     choose,
     drop,
@@ -80,8 +80,8 @@ class Command:
         return os.system, (f"touch {self.marker}",)
 
 
-def test_the_example_is_there_when_there_is_no_run(untouched: Server, visitor: VisitorFactory) -> None:
-    page = visitor(untouched)
+def test_the_example_is_there_when_there_is_no_run(untouched: Server, tab: TabFactory) -> None:
+    page = tab(untouched)
     page.get_by_role("tab", name="Checkpoint").click()
     metadata = our_metadata(read_header(EXAMPLE))
     expect(page.locator("#verdict .line")).to_contain_text(f"step {metadata['step']:,} · validation loss {metadata['val_loss']:.2f}")
