@@ -363,10 +363,16 @@ def open_part(page: Page, name: str) -> None:
 
 
 def set_number(page: Page, name: str, value: object) -> None:
-    """Type a setting's number; its folded part must be open."""
+    """Type a setting's number; its folded part must be open. A field that was mounted this moment may take back what is typed at once."""
     field = page.locator(f"#setting-{name} input[type=number]")
-    field.fill(str(value))
-    field.press("Tab")
+    shown = "field => new Promise(tell => requestAnimationFrame(() => requestAnimationFrame(() => tell(field.value))))"
+
+    def is_kept() -> bool:
+        field.fill(str(value))
+        field.press("Tab")
+        return bool(field.evaluate(shown) == str(value))
+
+    wait_until(is_kept, f"{name} to be {value}")
 
 
 def press_train(page: Page) -> dict[str, Any]:
