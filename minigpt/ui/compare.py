@@ -67,7 +67,7 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
 
     part.expand(lambda: gr.Dropdown(choices=[(f"{item.name}/{item.kind}", item.id) for item in shelf.saved(manager)]), None, other, **SHOWN)
     inputs = [chosen, upload, other, other_upload, *writing]
-    go.click(pages.while_shown(compare), inputs, [result, settings, changes, curve, *texts], concurrency_limit=1, **SHOWN)
+    go.click(pages.while_shown(compare), inputs, [result, settings, changes, curve, *texts], trigger_mode="always_last", concurrency_limit=1, **SHOWN)
     return part
 
 
