@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-IMPORTED = ["minigpt.cli_flags", "minigpt.distributed", "minigpt.export", "minigpt.foreign", "minigpt.outputs", "minigpt.progress", "minigpt.runs"]
+IMPORTED = ["minigpt.cli_flags", "minigpt.distributed", "minigpt.export", "minigpt.foreign", "minigpt.outputs", "minigpt.progress", "minigpt.ui.page"]
 
 
 @functools.cache

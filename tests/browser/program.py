@@ -7,15 +7,14 @@ import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import forks
 from conftest import ROOT
-
-_processes = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")  # a fork is not safe everywhere
-_processes.set_forkserver_preload(["minigpt.ui.page"])
 
 
 def start(environment: dict[str, str], log: Path, *, afresh: bool) -> BaseProcess:
     """Start it in the folder of its log. `afresh`: as `python app.py`, with nothing imported before."""
-    process = _processes.Process(target=_run, args=(environment, log, afresh), daemon=True)
+    processes = forks.server() if sys.platform == "linux" else multiprocessing.get_context("spawn")  # a fork is not safe everywhere
+    process = processes.Process(target=_run, args=(environment, log, afresh), daemon=True)
     process.start()
     return process
 
