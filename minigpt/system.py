@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import glob
 import os
 import re
 import secrets
@@ -20,7 +19,7 @@ try:
 except ModuleNotFoundError:  # Windows
     fcntl = resource = None  # type: ignore[assignment]  # the places that ask are limit_this_process and exclusive
 
-STRAY_SUFFIX = ".tmp"
+_STRAY = re.compile(r"\.(.+)\.([0-9]+)\.[0-9a-f]{8}\.tmp", re.DOTALL)  # the form of the names that `stray` gives
 
 
 def prepare_environment() -> None:
@@ -65,14 +64,18 @@ def rank() -> int:
 
 def stray(path: Path) -> Path:
     """Return a name beside `path` for what is not whole yet; whatever a killed process leaves under such a name is swept."""
-    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{STRAY_SUFFIX}")
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
 def read_regular(path: Path) -> bytes:
     """Read a file whole; what is none, such as a pipe, which may keep a reader for ever, is refused as an OSError."""
+    _refuse_irregular(path)
+    return path.read_bytes()
+
+
+def _refuse_irregular(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return path.read_bytes()
 
 
 def write_atomically(path: Path, data: bytes, *, keep_as: Path | None = None) -> None:
@@ -141,8 +144,10 @@ def sync_folder(folder: Path) -> None:
 def append_line(path: Path, line: str) -> None:
     """Append one line with one system call, so that a kill loses nothing that was acknowledged and no half line of another writer.
 
-    A full disk may take a part of it; that part is cut off again, so that the next line starts on its own.
+    A full disk may take a part of it; that part is cut off again, so that the next line starts on its own. What is no file, such as a pipe, which may
+    keep a writer for ever, is refused as an OSError.
     """
+    _refuse_irregular(path)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o644)
     try:
         before, data = os.fstat(descriptor).st_size, line.encode() + b"\n"
@@ -154,20 +159,17 @@ def append_line(path: Path, line: str) -> None:
 
 
 def sweep_strays(folder: Path, of: str = "") -> int:
-    """Remove what a killed process left half written in `folder`, of everything or of one name; return how many. Those of processes that live stay.
+    """Remove what a killed process left half written in `folder`, of everything or of one name; return how many.
 
-    Their names hold the process's number; our own counts as dead, for this is called at the start, and a restarted container gives it out again.
+    Those of processes that live stay, and whatever has a name that `stray` did not give. The names hold the process's number; our own counts as
+    dead, for this is called at the start, and a restarted container gives it out again.
     """
-    strays = [stray for stray in folder.glob(f".{glob.escape(f'{of}.' if of else '')}*{STRAY_SUFFIX}") if not _is_in_use(stray)]
+    found = ((path, _STRAY.fullmatch(path.name)) for path in folder.glob(".*.tmp"))
+    strays = [path for path, form in found if form and of in ("", form[1]) and (int(form[2]) == os.getpid() or not process_lives(int(form[2])))]
     for stray in strays:
         with contextlib.suppress(OSError):
             shutil.rmtree(stray) if stray.is_dir() else stray.unlink()
     return len(strays)
-
-
-def _is_in_use(stray: Path) -> bool:
-    number = stray.name.split(".")[-3]
-    return number.isdecimal() and len(number) < 10 and int(number) != os.getpid() and process_lives(int(number))
 
 
 def process_lives(pid: int) -> bool:
@@ -191,13 +193,14 @@ def process_birth(pid: int) -> str | None:
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in here with the same folder. Without file locks (Windows) nobody waits."""
+    """Wait until no other process is in here with the same folder. Without file locks (Windows, some disks of a network) nobody waits."""
     if fcntl is None or not folder.is_dir():
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)

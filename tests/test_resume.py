@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -434,6 +435,29 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_trains(manag
     with pytest.raises(MiniGPTError, match=r"^the run's folder cannot be written \("):
         manager.reopen(last(config()).parent)
     assert last(config()).read_bytes() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in folders here")
+@pytest.mark.parametrize("reader", [False, True], ids=["nobody reads", "somebody reads"])
+def test_a_pipe_where_the_curves_belong_is_refused_and_holds_nobody_up(reader: bool, manager: RunManager, config: Any) -> None:
+    sitting(config(), cut=4)
+    pipe = last(config()).parent / "metrics.jsonl"
+    os.mkfifo(pipe)
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK) if reader else None
+    asking: list[MiniGPTError] = []
+
+    def ask() -> None:
+        with pytest.raises(MiniGPTError, match=r"^the run's folder cannot be written \(it is not a regular file\)") as refused:
+            manager.reopen(pipe.parent)
+        asking.append(refused.value)
+
+    (pipe.parent / "config.json").write_text(config().model_dump_json())
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(LIMIT_S / 6)
+    if descriptor is not None:
+        os.close(descriptor)
+    assert asking
 
 
 def test_a_checkpoint_beside_another_program_s_settings_begins_a_run_of_its_own(manager: RunManager, config: Any, tmp_path: Path) -> None:

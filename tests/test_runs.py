@@ -636,11 +636,21 @@ def test_a_damaged_state_stops_nothing_and_costs_no_other_run_anything(content: 
 def test_strays_of_dead_processes_are_swept_and_those_of_live_ones_kept(manager: RunManager, sleeper: int, dead_pid: int) -> None:
     folder = folder_of(manager.home, "run")
     kept = {f".last.safetensors.{sleeper}.0123abcd.tmp", "notes.tmp", "config.json"}
-    swept = {f".last.safetensors.{dead_pid}.0123abcd.tmp", f".state.json.{os.getpid()}.0123abcd.tmp", ".x.tmp", f".x.{10**30}.0123abcd.tmp"}
+    swept = {f".last.safetensors.{dead_pid}.0123abcd.tmp", f".state.json.{os.getpid()}.0123abcd.tmp", f".x.{10**30}.0123abcd.tmp"}
     for name in kept | swept:
         (folder / name).write_text("{}")
     manager.prepare()
     assert names(folder) == kept
+
+
+def test_what_a_person_called_temporary_is_not_swept(manager: RunManager, dead_pid: int) -> None:
+    folder = folder_of(manager.home, "run")
+    kept = {".x.tmp", ".notes.tmp", f".{dead_pid}.0123abcd.tmp", f".a.{dead_pid}.0123ABCD.tmp", f".a.{dead_pid}.0123abcd1.tmp", ".a.b.0123abcd.tmp"}
+    for name in kept:
+        (folder / name).write_text("mine")
+    (folder / ".draft.tmp").mkdir()
+    manager.prepare()
+    assert names(folder) == kept | {".draft.tmp", "config.json"}
 
 
 def test_preparing_a_home_that_is_not_there_makes_nothing(manager: RunManager) -> None:
