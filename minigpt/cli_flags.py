@@ -19,6 +19,8 @@ from minigpt.config import TransformerConfig, sentences
 from minigpt.errors import ConfigError
 from minigpt.presets import DEFAULT_PRESET, PRESETS
 
+NEVER_EMPTY = ("--checkpoint-dir", "--resume", "--weights")  # places: an empty one would mean the folder where one stands
+
 
 class _Flags(TransformerConfig, BaseSettings):
     """The settings as flags. What neither flag nor preset gives stays unset, so that the run's folder can tell a chosen one from a default."""
@@ -116,10 +118,11 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         name = name.replace("_", "-")
         if not name.startswith("--") or len(name) == 2:
             problems.append(f"{word[:40]!r} stands alone; settings are given as --flag value")
-        elif given:
+            continue
+        if not given and waiting and not waiting[0].startswith("--"):
+            given, value = "=", waiting.pop(0)
+        if given and (value or name not in NEVER_EMPTY):
             flags.append(f"{name}={value}")
-        elif waiting and not waiting[0].startswith("--"):
-            flags.append(f"{name}={waiting.pop(0)}")
         else:
             problems.append(f"{name} has no value; give it one: {name} VALUE")
     return flags, problems
