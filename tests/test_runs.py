@@ -391,7 +391,7 @@ def test_of_two_who_begin_in_one_folder_at_once_the_second_is_refused(
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1099511627776 bytes."), "this machine ran out of memory"),
         (RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"), "this machine ran out of memory"),
         (MemoryError(), "this machine ran out of memory"),
-        (OSError(28, "No space left on device"), "the disk refused (No space left on device); what was saved before is unharmed"),
+        (OSError(28, "No space left on device"), "the disk refused (No space left on device)"),
         (PermissionError(13, "Permission denied"), "the disk refused (Permission denied)"),
         (OSError(), "the disk refused (OSError)"),
         (DataError("the text has 3 tokens: use a longer text"), "the text has 3 tokens: use a longer text"),
@@ -409,6 +409,7 @@ def test_whatever_breaks_the_trainer_ends_the_run_as_failed_with_words(
     assert run.ended.wait(LIMIT_S)
     assert run.state == "failed"
     assert run.error.startswith(words)
+    assert "unharmed" not in run.error  # nothing had been saved
     assert manager.active is None
     assert list(manager.home.iterdir()) == []
 
@@ -427,6 +428,22 @@ def test_a_run_that_fails_on_the_way_keeps_what_it_saved_and_says_so_in_its_stat
     state = state_on_disk(run.folder)
     assert (state["state"], state["error"], state["step"]) == ("failed", run.error, 5)
     assert [saved.kind for saved in manager.checkpoints()] == ["best"]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in the folder", "elsewhere"])
+def test_a_disk_that_refuses_leaves_what_was_saved_and_the_run_says_so(
+    elsewhere: bool, manager: RunManager, tmp_path: Path, tiny_text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = tmp_path / "best.safetensors"
+
+    def broken(config: TransformerConfig, *_: object, **__: object) -> None:
+        Path(config.checkpoint_path).write_bytes(b"saved")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(one_run, "train", broken)
+    run = manager.create(tiny(**{"checkpoint_path": str(best)} if elsewhere else {}), preset="quick", text=tiny_text)
+    run.work()
+    assert run.error == "the disk refused (No space left on device); what was saved before is unharmed"
 
 
 def test_metrics_that_cannot_be_written_do_not_end_the_run(manager: RunManager, tiny_text: str) -> None:
