@@ -95,9 +95,11 @@ def write_atomically(path: Path, data: bytes, *, keep_as: Path | None = None) ->
         if keep_as is not None and path.exists():
             keep(path, keep_as)
         _rename(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError):
+            error.filename = str(path)  # what was asked for, and not the hidden name beside it
         raise
     sync_folder(path.parent)
 
