@@ -7,11 +7,13 @@ import re
 import secrets
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 try:
     import fcntl
@@ -23,8 +25,8 @@ _STRAY = re.compile(r"\.(.+)\.([0-9]+)\.[0-9a-f]{8}\.tmp", re.DOTALL)  # the for
 
 
 def prepare_environment() -> None:
-    """Set what must be in the environment before torch and gradio are imported; values set by the caller win, but the program ends if one that
-    must be a number is none.
+    """Set what must be in the environment before torch and gradio are imported; values set by the caller win, unless they are empty, but the
+    program ends if one that must be a number is none.
 
     Idle OpenMP threads of torch spin, which takes the core away from the page's server: PASSIVE lets them sleep.
     """
@@ -34,13 +36,55 @@ def prepare_environment() -> None:
         "GRADIO_ANALYTICS_ENABLED": "False",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "true",
-        "GRADIO_TEMP_DIR": str(Path(tempfile.gettempdir()) / f"minigpt-{getattr(os, 'getuid', lambda: 'uploads')()}"),
+        "GRADIO_TEMP_DIR": _usual_uploads(),
     }.items():
-        os.environ.setdefault(name, value)
+        os.environ[name] = os.environ.get(name) or value
     for name, low in (("GRADIO_SERVER_PORT", 1), ("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)):
         if not re.fullmatch(r"[0-9]{1,5}", value := os.environ.get(name, "1")) or not low <= int(value) < 1 << 16:
-            sys.stderr.write(f"{name} is {value[:40]!r}; it must be a whole number from {low} to 65,535: change it in the environment\n")
-            raise SystemExit(2)
+            _refuse(name, value[:40], f"a whole number from {low} to 65,535")
+
+
+def _refuse(name: str, value: str, allowed: str) -> NoReturn:
+    sys.stderr.write(f"{name} is {value!r}; it must be {allowed}: change it in the environment\n")
+    raise SystemExit(2)
+
+
+def _usual_uploads() -> str:
+    return str(Path(tempfile.gettempdir()) / f"minigpt-{getattr(os, 'getuid', lambda: 'uploads')()}")
+
+
+def prepare_page() -> None:
+    """End the program, before gradio is imported, if the folder of all runs or that of the uploads can be none; make the usual folder of uploads.
+
+    Uploads are other people's: nobody else may look into that folder, and as its name can be guessed, another is taken if it is a link or somebody
+    else's. A folder that a person chose is taken as it is.
+    """
+    uploads = Path(os.environ["GRADIO_TEMP_DIR"])
+    if str(uploads) == _usual_uploads():
+        with contextlib.suppress(OSError):
+            uploads.mkdir(mode=0o700)
+        if is_own_folder(uploads):
+            uploads.chmod(0o700)
+        else:
+            uploads = Path(tempfile.mkdtemp(prefix="minigpt-"))
+            os.environ["GRADIO_TEMP_DIR"] = str(uploads)
+    for name, place in (("MINIGPT_HOME", home()), ("GRADIO_TEMP_DIR", uploads)):
+        try:
+            if not stat.S_ISDIR(place.stat().st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        except FileNotFoundError:  # it is made when it is needed
+            continue
+        except OSError as error:
+            _refuse(name, str(place), f"a folder, or a new name for one ({error.strerror})")
+
+
+def is_own_folder(path: Path) -> bool:
+    """Tell whether this is a folder of ours and not a link to one; where folders have no owners (Windows), any that is no link."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == getattr(os, "getuid", lambda: found.st_uid)()
 
 
 def home() -> Path:
