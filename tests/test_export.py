@@ -14,7 +14,7 @@ from minigpt import export as module
 from minigpt.checkpoint import read_checkpoint, save_checkpoint
 from minigpt.cli import main
 from minigpt.config import TransformerConfig
-from minigpt.errors import CheckpointError
+from minigpt.errors import CheckpointError, MiniGPTError
 from minigpt.export import export, renamed
 from minigpt.generate import generate
 from minigpt.model import MiniGPT
@@ -132,10 +132,10 @@ def test_a_folder_with_something_in_it_is_refused_and_left_alone(tmp_path: Path,
     taken = tmp_path / "out"
     taken.mkdir()
     (taken / "thesis.txt").write_text("mine")
-    with pytest.raises(CheckpointError, match="not an empty folder, so nothing was written: name a new one"):
+    with pytest.raises(MiniGPTError, match="not an empty folder, so nothing was written: name a new one"):
         export(write("gpt2"), taken)
     assert [(file.name, file.read_text()) for file in taken.iterdir()] == [("thesis.txt", "mine")]
-    with pytest.raises(CheckpointError, match="not an empty folder"):
+    with pytest.raises(MiniGPTError, match="not an empty folder"):
         export(write("gpt2"), taken / "thesis.txt")
 
 
@@ -196,9 +196,7 @@ def test_the_command_exports_a_run_s_best_checkpoint_and_lists_the_files(tmp_pat
     ]
     assert transformers.NanoChatForCausalLM.from_pretrained(tmp_path / "out").config.hidden_size == 16
     assert main(["export", str(run / "best.safetensors"), str(tmp_path / "out")]) == 1
-    assert capsys.readouterr().err == (
-        f"{run / 'best.safetensors'}: {tmp_path / 'out'} is there already and is not an empty folder, so nothing was written: name a new one\n"
-    )
+    assert capsys.readouterr().err == f"{tmp_path / 'out'} is there already and is not an empty folder, so nothing was written: name a new one\n"
     assert main(["export", str(run), str(tmp_path / "other"), "--to", "onnx"]) == 2
     assert "invalid choice: 'onnx'" in capsys.readouterr().err
 

@@ -995,7 +995,7 @@ def saved_model(folder: Path, text: str, *, with_words: bool = True, **facts: An
     tokenizer.build_vocab(text, 60)
     config = TransformerConfig(**{**TINY, "vocab_size": tokenizer.vocab_size, "checkpoint_dir": str(folder)})
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"checkpoint_dir": "where it was made"}')
     return save_checkpoint(MiniGPT(config), None, config, 7, 3.5, tokenizer=tokenizer if with_words else None, facts=facts)
 
 
@@ -1249,7 +1249,7 @@ def test_a_folder_whose_name_is_no_text_is_left_out_and_texts_that_are_none_are_
 def test_a_pipe_among_a_run_s_files_keeps_nobody_waiting(name: str, manager: RunManager) -> None:
     folder = manager.home / "piped"
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"checkpoint_dir": "where it was made"}')
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
     manager.prepare()

@@ -269,7 +269,7 @@ def test_names_in_figures_are_text_and_the_values_are_all_there(tmp_path: Path) 
 @pytest.fixture
 def manager(tmp_path: Path) -> RunManager:
     (tmp_path / "home" / "run").mkdir(parents=True)
-    (tmp_path / "home" / "run" / "config.json").write_text("{}")
+    (tmp_path / "home" / "run" / "config.json").write_text('{"checkpoint_dir": "where it was made"}')
     return RunManager(tmp_path / "home")
 
 
