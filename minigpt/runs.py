@@ -21,9 +21,9 @@ from typing import Any, Literal
 from minigpt import system
 from minigpt.checkpoint import Checkpoint
 from minigpt.config import TransformerConfig
-from minigpt.data import check_text, prepare_text
+from minigpt.data import checked_text, prepare_text
 from minigpt.device import choose_device
-from minigpt.errors import ConfigError, DataError, MiniGPTError
+from minigpt.errors import ConfigError, MiniGPTError
 from minigpt.header import clean, is_text
 from minigpt.history import replay, to_line
 from minigpt.optim import warm_up
@@ -37,8 +37,6 @@ __all__ = ["PastRun", "Run", "RunBusy", "RunManager", "State"]
 
 log = logging.getLogger(__name__)
 
-SHORT_TEXT = 100_000  # characters, up to which a text is tried before the run is made: it may be too short for the settings
-MAX_TEXT = 20_000_000  # characters of a text given by a person on the page
 MAX_NAME = 60
 KINDS: tuple[Literal["best", "last"], ...] = ("best", "last")
 CHECK_DISK = "look at the disk's free space and the folder's permissions"
@@ -87,17 +85,13 @@ class RunManager:
 
         Raises:
             ConfigError: settings that do not fit each other or this machine, or a folder that cannot be made.
-            DataError: an empty, too short or too long text.
+            DataError: an empty, too short, too long or binary text.
         """
         config.check()
         if config.device != "auto":
             choose_device(config)  # asked for by name: not there is known now
-        if text is not None and not text.strip():
-            raise DataError("the text is empty; paste at least a page of text, or choose Shakespeare")
-        if text is not None and len(text) > MAX_TEXT:
-            raise DataError(f"the text has {len(text):,} characters; at most {MAX_TEXT:,} can be read: use a part of it")
-        if text is not None and len(text) < SHORT_TEXT:
-            check_text(text, config)
+        if text is not None:
+            text = checked_text(text, config)
         slug = re.sub(r"[^a-z0-9]+", "-", preset.lower())[:20] or "run"
         chosen = "checkpoint_dir" in config.model_fields_set
         folder = Path(config.checkpoint_dir) if chosen else self.home / f"{time.strftime('%Y%m%d-%H%M%S')}-{slug}-{secrets.token_hex(2)}"
@@ -108,7 +102,7 @@ class RunManager:
             config.checkpoint_dir = str(folder)
             config.data_path = str(Path(config.data_path).resolve()) if config.data_path else ""  # a resume may begin elsewhere
             if text is not None:
-                system.write_atomically(folder / "own text.txt", text.encode("utf-8", "replace"))
+                system.write_atomically(folder / "own text.txt", text.encode())
                 config.data_path = str(folder / "own text.txt")
             run = Run(folder, config, preset, disposable=not chosen)
             run.write_config()

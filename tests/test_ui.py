@@ -16,11 +16,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from minigpt import foreign, runs
+from minigpt import foreign
 from minigpt.checkpoint import save_checkpoint
 from minigpt.cli import Parser
 from minigpt.cli_flags import parse_train
 from minigpt.config import TransformerConfig, extra, fields
+from minigpt.data import MAX_TEXT
 from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError
 from minigpt.foreign import open_any
 from minigpt.history import MAX_POINTS, History
@@ -892,7 +893,7 @@ def test_watching_yields_the_figure_first_and_last_and_only_news_in_between(trai
         (("quick", {}, ["a"]), "text is .*; it must be text"),
         (("quick", {}, {"a": 1}), "text is .*; it must be text"),
         (("quick", {}, " \n"), "the text is empty"),
-        (("quick", {}, "x" * (runs.MAX_TEXT + 1)), "the text has 20,000,001 characters"),
+        (("quick", {}, "x" * (MAX_TEXT + 1)), "the text has 20,000,001 characters"),
     ],
     ids=lambda value: ascii(value)[:40] if isinstance(value, tuple) else "",
 )
