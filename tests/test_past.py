@@ -227,6 +227,12 @@ def test_a_run_that_ended_here_and_was_gone_on_with_elsewhere_is_told_as_its_fol
     elsewhere.work()
     told = [manager.latest, manager.run("run")]
     assert [(seen and (seen.state, seen.step, seen.max_steps)) for seen in told] == [("finished", 20, 20)] * 2
+    state = {**json.loads((run.folder / "state.json").read_text()), "state": "training", "pid": os.getppid()}
+    (run.folder / "state.json").write_text(json.dumps({**state, "born": system.process_birth(os.getppid())}))
+    system.append_line(run.folder / "metrics.jsonl", json.dumps({"type": "log", "step": 21, "max_steps": 30, "loss": 3.0}))
+    assert manager.latest is not None
+    assert (manager.latest.state, manager.latest.step, manager.latest.max_steps) == ("training", 21, 30)
+    (run.folder / "state.json").write_text(json.dumps({**state, "state": "stopped"}))
     assert manager.latest is manager.latest, "it is not read again while nobody writes"
     assert manager.active is None
     manager.delete("run")

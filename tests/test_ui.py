@@ -1148,6 +1148,8 @@ EXAMPLE = "example/example"
         ("compare", [EXAMPLE, None, [EXAMPLE], None, "a", 20, 0.8, 0], "no longer there"),
         ("compare", [EXAMPLE, None, 5, None, "a", 20, 0.8, 0], "no longer there"),
         ("compare", [EXAMPLE, None, EXAMPLE, None, "a", 20, 0.8, -1], "Seed is -1"),
+        ("_choose", ["nope"], "preset is &#x27;nope&#x27;; it must be one of quick"),
+        ("_save", ["quick", *[[]] * len(form.NAMES)], "Architecture is .*; it must be"),
         ("_choose", [None], "preset is &#x27;None&#x27;; it must be one of quick"),
     ],
 )

@@ -115,12 +115,12 @@ def _writing(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[
         text = gr.Textbox(label="Text", lines=8, max_lines=16, interactive=False, buttons=["copy"], elem_id="text")
     asked: list[gr.components.Component] = [prompt, length, temperature, seed]
 
-    def write_text(chosen: str, upload: str | None, prompt: str, length: int, temperature: float, seed: int) -> Iterator[str]:
+    def write_text(chosen: str, upload: str | None, prompt: str, length: int, temperature: float, seed: int | None) -> Iterator[str]:
         """Yield the text as it grows."""
         yield prompt or ""  # at once: what has not yielded yet cannot be cancelled
         with refusing("Cannot write"):
             checkpoint = open_any(path_of(manager, chosen, upload))
-            text = written(checkpoint, prompt or "", length, temperature, seed)
+            text = written(checkpoint, prompt or "", length, temperature, seed or 0)
             ids = checkpoint.tokenizer.encode((prompt or "")[:MAX_PROMPT]) if checkpoint.tokenizer else []
             if checkpoint.tokenizer and (remark := unknown(checkpoint.tokenizer, ids)):
                 gr.Info(f"{html.escape(remark)}.")

@@ -41,10 +41,10 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
                 texts = [gr.Textbox(label="Text", lines=6, interactive=False, elem_id=f"text-{name}") for name in "ab"]
 
     def compare(
-        chosen: str, upload: str | None, other: str | None, other_upload: str | None, prompt: str, length: int, temperature: float, seed: int
+        chosen: str, upload: str | None, other: str | None, other_upload: str | None, prompt: str, length: int, temperature: float, seed: int | None
     ) -> Iterator[list[Any]]:
         """Yield what differs, then the texts as both write them."""
-        options = (prompt or "", length, temperature, seed)
+        options = (prompt or "", length, temperature, seed or 0)
         with refusing("Cannot compare"):
             shelf.check_wish(*options)
             paths = shelf.path_of(manager, chosen, upload), shelf.path_of(manager, shelf.UPLOADED if other_upload else other or "", other_upload)

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 from urllib.parse import parse_qsl, urlencode
 
 import gradio as gr
@@ -15,6 +15,7 @@ from minigpt.ui.words import duration
 
 NAMES = [*fields("model"), *fields("training")]
 OPTIONAL = ("max_epochs",)
+Control = TypeVar("Control", bound=gr.components.Component)
 
 
 def control(name: str) -> gr.components.Component:
@@ -29,13 +30,13 @@ def control(name: str) -> gr.components.Component:
         value, info = 0, f"{info} Here 0 means empty."
     common: dict[str, Any] = {"value": value, "label": field.title, "info": info, "elem_id": f"setting-{name}", "interactive": True}
     if field.annotation not in (int, float) and name not in OPTIONAL:
-        return gr.Radio(list(get_args(field.annotation)), **common)
+        return unjudged(gr.Radio(list(get_args(field.annotation)), **common))
     if slider := extra(field)["slider"]:
         return unjudged(gr.Slider(slider[0], slider[1], step=slider[2], **common))
     return gr.Number(**common)
 
 
-def unjudged(control: gr.components.Component) -> gr.components.Component:
+def unjudged(control: Control) -> Control:
     """Let a control pass on whatever it is given, also beyond a slider's range: what reads it judges the value, in a sentence of its own."""
     setattr(control, "preprocess", lambda payload: payload)  # noqa: B010  on the object: gradio writes a stub file beside a module of subclasses
     return control

@@ -67,7 +67,7 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
                 )
                 file = gr.File(label="or drop a text file (UTF-8); it goes before the box", type="binary", height=150, elem_id="own-file")
             choices = [(form.label(name), name) for name in PRESETS]
-            preset = gr.Radio(choices, value=DEFAULT_PRESET, label="Run", elem_id="preset")
+            preset = form.unjudged(gr.Radio(choices, value=DEFAULT_PRESET, label="Run", elem_id="preset"))
             train = gr.Button("Train it", variant="primary", size="lg", elem_id="train")
             stop = gr.Button("Stop", variant="stop", size="lg", elem_id="stop")
             about = gr.HTML(html.escape(form.summary(DEFAULT_PRESET, PRESETS[DEFAULT_PRESET].config())), elem_id="about")
