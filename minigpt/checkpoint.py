@@ -120,10 +120,8 @@ def restate_checkpoint(path: Path, **facts: Any) -> None:
 def _packed(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> bytes:
     """Return a checkpoint's bytes, of which it is known that `read_header` takes them."""
     data = pack_tensors(dict(tensors), metadata={"format": "pt", "minigpt": json.dumps(metadata, allow_nan=False, ensure_ascii=False)})
-    if (size := int.from_bytes(data[:8], "little")) > MAX_HEADER_BYTES:
-        raise CheckpointError(
-            f"this checkpoint would need a header of {size >> 20} MB; at most {MAX_HEADER_BYTES >> 20} MB can be read again: use a smaller vocabulary"
-        )
+    if (size := int.from_bytes(data[:8], "little")) > (most := MAX_HEADER_BYTES):
+        raise CheckpointError(f"the file's header would have {size >> 20} MB; at most {most >> 20} MB can be read again: use a smaller vocabulary")
     return data
 
 

@@ -5,9 +5,9 @@ Knows no torch, so that help and mistakes are instant.
 
 import argparse
 import difflib
-import os
+import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, PydanticB
 from minigpt.config import TransformerConfig, sentences
 from minigpt.errors import ConfigError
 from minigpt.presets import DEFAULT_PRESET, PRESETS
+from minigpt.system import stray
+
+NEVER_EMPTY = ("--checkpoint-dir", "--resume", "--weights")  # places: an empty one would mean the folder where one stands
 
 
 class _Flags(TransformerConfig, BaseSettings):
@@ -70,10 +73,11 @@ def parse_train(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Tr
     if values.preset not in PRESETS:
         problems.append(f"preset is {values.preset!r}; it must be one of {', '.join(PRESETS)}: {suggestion(values.preset, PRESETS)}")
     weights = Path(values.weights) if values.weights is not None else None
-    if weights is not None and (problem := _unwritable(weights)):
-        problems.append(problem)
+    given = {name.removeprefix("--"): value for name, _, value in (flag.partition("=") for flag in flags)}
+    outputs = {name: Path(path) for name in ("weights", "vocab_path", "checkpoint_path") if (path := given.get(name.replace("_", "-")))}
+    problems += filter(None, itertools.starmap(_unwritable, outputs.items()))
     if values.resume is not None:
-        return _parse_resume(flags, weights, problems)
+        return _parse_resume(given, weights, problems)
     start = PRESETS[values.preset].settings if values.preset in PRESETS else {}
     try:
         flagged = CliApp.run(_Flags, cli_args=values, cli_settings_source=source, **start)
@@ -85,8 +89,7 @@ def parse_train(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Tr
     return TrainRequest(config, values.preset, weights)
 
 
-def _parse_resume(flags: Iterable[str], weights: Path | None, problems: list[str]) -> TrainRequest:
-    given = {name: value for name, _, value in (flag.removeprefix("--").partition("=") for flag in flags)}
+def _parse_resume(given: Mapping[str, str], weights: Path | None, problems: list[str]) -> TrainRequest:
     others = given.keys() - {"resume", "max-steps", "weights"}
     problems += [
         f"--{name} cannot stand beside --resume, whose checkpoint has the settings; --max-steps and --weights can" for name in sorted(others)
@@ -116,10 +119,11 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         name = name.replace("_", "-")
         if not name.startswith("--") or len(name) == 2:
             problems.append(f"{word[:40]!r} stands alone; settings are given as --flag value")
-        elif given:
+            continue
+        if not given and waiting and not waiting[0].startswith("--"):
+            given, value = "=", waiting.pop(0)
+        if given and (value or name not in NEVER_EMPTY):
             flags.append(f"{name}={value}")
-        elif waiting and not waiting[0].startswith("--"):
-            flags.append(f"{name}={waiting.pop(0)}")
         else:
             problems.append(f"{name} has no value; give it one: {name} VALUE")
     return flags, problems
@@ -131,13 +135,17 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else "--help lists what there is"
 
 
-def _unwritable(path: Path) -> str | None:
-    """Say why a file cannot be written, before a run is spent on it; None if it can."""
-    if path.is_dir():
-        return f"weights is {str(path)!r}, a folder; give the name of a file in it, such as {path / 'model.safetensors'}"
-    nearest = next(parent for parent in path.absolute().parents if parent.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        return f"weights is {str(path)!r}; nothing can be written in {nearest}: choose another folder"
+def _unwritable(name: str, path: Path) -> str | None:
+    """Say why a file cannot be written, before a run is spent on it; None if it can. Tried with the longest name that would be made there."""
+    try:
+        if path.is_dir():
+            return f"{name} is {str(path)!r}, a folder; give the name of a file in it, such as {path / 'model.safetensors'}"
+        nearest = next(parent for parent in path.absolute().parents if parent.exists())
+        trial = stray(nearest / max(path.absolute().relative_to(nearest).parts, key=len))
+        trial.touch(exist_ok=False)
+        trial.unlink()
+    except OSError as error:
+        return f"{name} is {str(path)!r}, which cannot be written ({error.strerror}): choose another place"
     return None
 
 

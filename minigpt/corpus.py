@@ -119,7 +119,8 @@ def decode_text(data: bytes) -> str:
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
-        raise DataError(f"the text is not UTF-8 (byte {error.start:,} does not fit): save it as UTF-8 and try again") from None
+        wrong = "is not UTF-8" if encoding == "utf-8-sig" else "begins as UTF-16 does, but is not"
+        raise DataError(f"the text {wrong} (byte {error.start:,} does not fit): save it as UTF-8 and try again") from None
     if "\x00" in text:
         raise DataError("the text holds zero bytes, so it is a binary file: give a plain text file")
     return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from minigpt.checkpoint import LOCAL_FIELDS, Checkpoint, read_checkpoint, save_checkpoint
 from minigpt.config import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, TransformerConfig
-from minigpt.errors import CheckpointError
+from minigpt.errors import CheckpointError, MiniGPTError
 from minigpt.generate import sample
 from minigpt.model import RMS_EPS, ROPE_THETA
 from minigpt.system import stray, sweep_strays, sync_folder, write_atomically
@@ -48,11 +48,12 @@ def export(checkpoint: Path, folder: Path, to: Target = "transformers") -> list[
         to: "transformers" for `from_pretrained`, or "safetensors" for our own names with settings and tokenizer beside them.
 
     Raises:
-        CheckpointError: the checkpoint cannot be used, transformers has no place for a part of it, or the folder is taken.
+        CheckpointError: the checkpoint cannot be used, or transformers has no place for a part of it.
+        MiniGPTError: the folder is taken.
         OSError: the folder cannot be written; what had been written is removed.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise CheckpointError(f"{folder} is there already and is not an empty folder, so nothing was written: name a new one")
+        raise MiniGPTError(f"{folder} is there already and is not an empty folder, so nothing was written: name a new one")
     sweep_strays(folder.absolute().parent, folder.absolute().name)  # of an earlier export that was killed
     opened = read_checkpoint(checkpoint)
     files = _for_transformers(opened) if to == "transformers" else _plain(opened)

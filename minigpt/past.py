@@ -76,7 +76,7 @@ def mark_interrupted(folder: Path) -> None:
         try:
             system.write_atomically(folder / "state.json", json.dumps({**state, "state": "interrupted"}).encode())
         except OSError as error:
-            log.warning("%s/state.json cannot be written (%s); the run's checkpoints are unharmed", folder.name, error.strerror)
+            log.warning("%s/state.json cannot be written (%s), so the run is not marked as interrupted", folder.name, error.strerror)
 
 
 def describe_run(folder: Path) -> PastRun:

@@ -70,7 +70,7 @@ def plain_line(event: AnyEvent, last: Mapping[str, AnyEvent]) -> str | None:
         threads = "1 thread" if event["threads"] == 1 else f"{event['threads']:,} threads"
         return (
             f"{event['parameters']:,} parameters on {event['device']} with {threads}; {event['characters']:,} characters, "
-            f"{event['vocab_size']:,} tokens known, {event['unknown_share']:.1%} of the text is unknown to them"
+            f"{event['vocab_size']:,} tokens known, {event['unknown_share']:.1%} of the text is outside the vocabulary"
         )
     if kind != "eval":
         return None

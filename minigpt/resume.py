@@ -13,7 +13,7 @@ from torch import Tensor
 from minigpt.checkpoint import LOCAL_FIELDS, NAMES, Checkpoint, first_usable
 from minigpt.config import TransformerConfig, parse_config
 from minigpt.errors import CheckpointError, ConfigError, DataError
-from minigpt.header import number
+from minigpt.header import number, told
 from minigpt.history import replay
 from minigpt.system import read_regular
 
@@ -27,7 +27,13 @@ def find_checkpoint(place: Path) -> Checkpoint:
     Raises:
         CheckpointError: no file can be used; the message says why.
     """
-    return first_usable([place / f"{name}.safetensors" for name in NAMES] if place.is_dir() else [place], to_resume=True)
+    files = [place / f"{name}.safetensors" for name in NAMES] if place.is_dir() else [place]
+    name, advice = place.name or str(place), "give the folder of a run, or one of its checkpoints"
+    if not any(file.is_file() for file in files):
+        raise CheckpointError(f"there is no checkpoint at {name!r}: {advice}")
+    if not place.is_dir() and not told(place):
+        raise CheckpointError(f"{name!r} is no checkpoint of MiniGPT, or a damaged one: {advice}")
+    return first_usable(files, to_resume=True)
 
 
 def resumed_config(
@@ -62,8 +68,10 @@ def resumed_config(
 
 
 def is_run(folder: Path) -> bool:
-    """Tell whether a folder is a run's, and not one of a model that has a `config.json` of its own."""
-    return _remembered(folder) is not None or (folder / "state.json").is_file()
+    """Tell whether a folder is a run's, and not one of a model that has a `config.json` of its own, be it an export of ours."""
+    if any((folder / name).is_file() for name in ("state.json", "metrics.jsonl")):
+        return True
+    return (config := _remembered(folder)) is not None and "checkpoint_dir" in config.model_fields_set
 
 
 def stored_config(folder: Path) -> TransformerConfig:

@@ -96,17 +96,20 @@ class RunManager:
         chosen = "checkpoint_dir" in config.model_fields_set
         folder = Path(config.checkpoint_dir) if chosen else self.home / f"{time.strftime('%Y%m%d-%H%M%S')}-{slug}-{secrets.token_hex(2)}"
         try:
-            if chosen and (list(folder.glob("*.safetensors")) or any((folder / name).exists() for name in OWN_FILES)):
-                raise ConfigError(f"checkpoint_dir {folder.name!r} holds a run already; its files would be replaced: choose a new folder")
             folder.mkdir(parents=True, exist_ok=chosen)
-            config.checkpoint_dir = str(folder)
-            config.data_path = str(Path(config.data_path).resolve()) if config.data_path else ""  # a resume may begin elsewhere
-            if text is not None:
-                system.write_atomically(folder / "own text.txt", text.encode())
-                config.data_path = str(folder / "own text.txt")
-            run = Run(folder, config, preset, disposable=not chosen)
-            run.write_config()
+            with system.exclusive(folder):  # of two processes that begin in one folder, the second shall see the first
+                if chosen and (list(folder.glob("*.safetensors")) or any((folder / name).exists() for name in OWN_FILES)):
+                    raise ConfigError(f"checkpoint_dir {folder.name!r} holds a run already; its files would be replaced: choose a new folder")
+                config.checkpoint_dir = str(folder)
+                config.data_path = str(Path(config.data_path).resolve()) if config.data_path else ""  # a resume may begin elsewhere
+                if text is not None:
+                    system.write_atomically(folder / "own text.txt", text.encode())
+                    config.data_path = str(folder / "own text.txt")
+                run = Run(folder, config, preset, disposable=not chosen)
+                run.write_config()
         except OSError as error:
+            if chosen:
+                raise ConfigError(f"checkpoint_dir is {str(folder)!r}, which cannot be a run's folder ({error.strerror}): choose another") from error
             raise ConfigError(f"the run's folder cannot be made ({error.strerror}): set MINIGPT_HOME to a folder that can be written") from error
         run.write_state()
         return run
@@ -209,7 +212,7 @@ class RunManager:
 
     def _folders(self) -> list[Path]:
         """List the folders of runs, the newest first, without those whose names are no text: a page could not be told of them."""
-        found = [path for path in self.home.glob("*/config.json") if path.is_file() and is_text(path.parent.name)]
+        found = [path for path in self.home.glob("*/config.json") if path.is_file() and is_text(path.parent.name) and is_run(path.parent)]
         return [path.parent for path in sorted(found, key=system.modified, reverse=True)]
 
     def _folder(self, run_id: str) -> Path:

@@ -2,17 +2,18 @@
 
 import contextlib
 import errno
-import glob
 import os
 import re
 import secrets
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 try:
     import fcntl
@@ -20,12 +21,12 @@ try:
 except ModuleNotFoundError:  # Windows
     fcntl = resource = None  # type: ignore[assignment]  # the places that ask are limit_this_process and exclusive
 
-STRAY_SUFFIX = ".tmp"
+_STRAY = re.compile(r"\.(.+)\.([0-9]+)\.[0-9a-f]{8}\.tmp", re.DOTALL)  # the form of the names that `stray` gives
 
 
 def prepare_environment() -> None:
-    """Set what must be in the environment before torch and gradio are imported; values set by the caller win, but the program ends if one that
-    must be a number is none.
+    """Set what must be in the environment before torch and gradio are imported; values set by the caller win, unless they are empty, but the
+    program ends if one that must be a number is none.
 
     Idle OpenMP threads of torch spin, which takes the core away from the page's server: PASSIVE lets them sleep.
     """
@@ -35,13 +36,55 @@ def prepare_environment() -> None:
         "GRADIO_ANALYTICS_ENABLED": "False",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "true",
-        "GRADIO_TEMP_DIR": str(Path(tempfile.gettempdir()) / f"minigpt-{getattr(os, 'getuid', lambda: 'uploads')()}"),
+        "GRADIO_TEMP_DIR": _usual_uploads(),
     }.items():
-        os.environ.setdefault(name, value)
+        os.environ[name] = os.environ.get(name) or value
     for name, low in (("GRADIO_SERVER_PORT", 1), ("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)):
         if not re.fullmatch(r"[0-9]{1,5}", value := os.environ.get(name, "1")) or not low <= int(value) < 1 << 16:
-            sys.stderr.write(f"{name} is {value[:40]!r}; it must be a whole number from {low} to 65,535: change it in the environment\n")
-            raise SystemExit(2)
+            _refuse(name, value[:40], f"a whole number from {low} to 65,535")
+
+
+def _refuse(name: str, value: str, allowed: str) -> NoReturn:
+    sys.stderr.write(f"{name} is {value!r}; it must be {allowed}: change it in the environment\n")
+    raise SystemExit(2)
+
+
+def _usual_uploads() -> str:
+    return str(Path(tempfile.gettempdir()) / f"minigpt-{getattr(os, 'getuid', lambda: 'uploads')()}")
+
+
+def prepare_page() -> None:
+    """End the program, before gradio is imported, if the folder of all runs or that of the uploads can be none; make the usual folder of uploads.
+
+    Uploads are other people's: nobody else may look into that folder, and as its name can be guessed, another is taken if it is a link or somebody
+    else's. A folder that a person chose is taken as it is.
+    """
+    uploads = Path(os.environ["GRADIO_TEMP_DIR"])
+    if str(uploads) == _usual_uploads():
+        with contextlib.suppress(OSError):
+            uploads.mkdir(mode=0o700)
+        if is_own_folder(uploads):
+            uploads.chmod(0o700)
+        else:
+            uploads = Path(tempfile.mkdtemp(prefix="minigpt-"))
+            os.environ["GRADIO_TEMP_DIR"] = str(uploads)
+    for name, place in (("MINIGPT_HOME", home()), ("GRADIO_TEMP_DIR", uploads)):
+        try:
+            if not stat.S_ISDIR(place.stat().st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        except FileNotFoundError:  # it is made when it is needed
+            continue
+        except OSError as error:
+            _refuse(name, str(place), f"a folder, or a new name for one ({error.strerror})")
+
+
+def is_own_folder(path: Path) -> bool:
+    """Tell whether this is a folder of ours and not a link to one; where folders have no owners (Windows), any that is no link."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == getattr(os, "getuid", lambda: found.st_uid)()
 
 
 def home() -> Path:
@@ -65,14 +108,18 @@ def rank() -> int:
 
 def stray(path: Path) -> Path:
     """Return a name beside `path` for what is not whole yet; whatever a killed process leaves under such a name is swept."""
-    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{STRAY_SUFFIX}")
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
 def read_regular(path: Path) -> bytes:
     """Read a file whole; what is none, such as a pipe, which may keep a reader for ever, is refused as an OSError."""
+    _refuse_irregular(path)
+    return path.read_bytes()
+
+
+def _refuse_irregular(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return path.read_bytes()
 
 
 def modified(path: Path) -> float:
@@ -100,9 +147,11 @@ def write_atomically(path: Path, data: bytes, *, keep_as: Path | None = None) ->
         if keep_as is not None and path.exists():
             keep(path, keep_as)
         _rename(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError):
+            error.filename = str(path)  # what was asked for, and not the hidden name beside it
         raise
     sync_folder(path.parent)
 
@@ -149,8 +198,10 @@ def sync_folder(folder: Path) -> None:
 def append_line(path: Path, line: str) -> None:
     """Append one line with one system call, so that a kill loses nothing that was acknowledged and no half line of another writer.
 
-    A full disk may take a part of it; that part is cut off again, so that the next line starts on its own.
+    A full disk may take a part of it; that part is cut off again, so that the next line starts on its own. What is no file, such as a pipe, which may
+    keep a writer for ever, is refused as an OSError.
     """
+    _refuse_irregular(path)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o644)
     try:
         before, data = os.fstat(descriptor).st_size, line.encode() + b"\n"
@@ -162,20 +213,17 @@ def append_line(path: Path, line: str) -> None:
 
 
 def sweep_strays(folder: Path, of: str = "") -> int:
-    """Remove what a killed process left half written in `folder`, of everything or of one name; return how many. Those of processes that live stay.
+    """Remove what a killed process left half written in `folder`, of everything or of one name; return how many.
 
-    Their names hold the process's number; our own counts as dead, for this is called at the start, and a restarted container gives it out again.
+    Those of processes that live stay, and whatever has a name that `stray` did not give. The names hold the process's number; our own counts as
+    dead, for this is called at the start, and a restarted container gives it out again.
     """
-    strays = [stray for stray in folder.glob(f".{glob.escape(f'{of}.' if of else '')}*{STRAY_SUFFIX}") if not _is_in_use(stray)]
+    found = ((path, _STRAY.fullmatch(path.name)) for path in folder.glob(".*.tmp"))
+    strays = [path for path, form in found if form and of in ("", form[1]) and (int(form[2]) == os.getpid() or not process_lives(int(form[2])))]
     for stray in strays:
         with contextlib.suppress(OSError):
             shutil.rmtree(stray) if stray.is_dir() else stray.unlink()
     return len(strays)
-
-
-def _is_in_use(stray: Path) -> bool:
-    number = stray.name.split(".")[-3]
-    return number.isdecimal() and len(number) < 10 and int(number) != os.getpid() and process_lives(int(number))
 
 
 def process_lives(pid: int) -> bool:
@@ -199,13 +247,14 @@ def process_birth(pid: int) -> str | None:
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in here with the same folder. Without file locks (Windows) nobody waits."""
+    """Wait until no other process is in here with the same folder. Without file locks (Windows, some disks of a network) nobody waits."""
     if fcntl is None or not folder.is_dir():
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)

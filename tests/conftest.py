@@ -1,5 +1,6 @@
 """What every test shares: the environment set before torch is imported, a home of its own, tiny text, tiny settings."""
 
+import gc
 import os
 import random
 import sys
@@ -43,6 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "browser: drives a real browser")
     if config.pluginmanager.hasplugin("timeout") and config.getoption("timeout", None) is None and not os.environ.get("PYTEST_TIMEOUT"):
         config.option.timeout = TIMEOUT_S
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # a million objects of libraries, which live as long as the process, need not be looked through again and again
 
 
 def pytest_unconfigure() -> None:

@@ -1,8 +1,8 @@
-"""A small process that imports everything once and then forks: each child trains or saves, and is killed or runs out of disk.
+"""What a process does that forks again and again: each child trains, saves or exports, and is killed or runs out of disk or memory.
 
-`python crashes.py kill FOLDER TRIALS SEED` kills one run again and again, `naive FOLDER TRIALS SEED` a save without any care, `disk FOLDER`
-limits how large a file may become, `memory FOLDER HELD` what memory there is (with HELD 1 somebody keeps hold of the trainer). What was found
-goes to standard output as JSON. Run by test_survival, never inside pytest, whose threads would not survive a fork.
+`main(mode, place, *numbers)` prints what was found as JSON; it runs in a process that `forks` makes, never in pytest's own, whose threads would
+not survive a fork. `kill TRIALS SEED` kills one run again and again, `naive TRIALS SEED` a save without any care, `export TRIALS SEED` an export,
+`disk` limits how large a file may become, `memory HELD` what memory there is (with HELD 1 somebody keeps hold of the trainer).
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 
+from minigpt import export as exporting
 from minigpt import runs, train
 from minigpt.checkpoint import read_checkpoint
 from minigpt.config import TransformerConfig
@@ -203,11 +205,38 @@ def memory(place: Path, held: int) -> dict[str, Any]:
     return {**found, "then": [small.state, small.step], "files": sorted(path.name for path in run.folder.glob("*.safetensors"))}
 
 
-if __name__ == "__main__":
+def export(place: Path, trials: int, seed: int) -> dict[str, Any]:
+    """Kill an export before and after the beginning of each of its files; at any moment it must have left nothing or all."""
+    folder, checkpoint, draw = place / "exported", Path(__file__).parent.parent / "assets" / "example.safetensors", random.Random(seed)
+    names = sorted(path.name for path in exporting.export(checkpoint, folder))
+    found: dict[str, Any] = {"cut": 0, "whole": 0, "torn": []}
+    genuine = exporting.write_atomically
+
+    def export_and_tell(writer: int) -> None:
+        def write_and_tell(path: Path, data: bytes) -> None:
+            os.write(writer, b"\n")
+            genuine(path, data)
+
+        exporting.write_atomically = write_and_tell
+        exporting.export(checkpoint, folder)
+
+    for trial in range(trials):
+        shutil.rmtree(folder, ignore_errors=True)
+        killed_within(*forked(export_and_tell), draw.uniform(0, 0.001), sign=b"\n" * (trial % (len(names) + 1)))
+        left = sorted(path.name for path in folder.iterdir()) if folder.exists() else None
+        found["cut"] += left is None
+        found["whole"] += left == names
+        found["torn"] += [left] if left not in (None, names) else []
+    shutil.rmtree(folder, ignore_errors=True)
+    exporting.export(checkpoint, folder)
+    return {**found, "strays": sorted(path.name for path in place.iterdir() if path != folder)}
+
+
+def main(mode: str, place: Path, *numbers: int) -> None:
+    """Make an experiment and print what was found."""
     torch.set_num_threads(1)
     runs._warm_up = lambda: None  # a thread would not survive the next fork
     warm_up()
-    mode, place, *numbers = sys.argv[1:]
     with contextlib.redirect_stdout(sys.stderr):
-        result = {"kill": kill, "naive": naive, "disk": disk, "memory": memory}[mode](Path(place), *map(int, numbers))
+        result = {"kill": kill, "naive": naive, "export": export, "disk": disk, "memory": memory}[mode](place, *numbers)
     sys.stdout.write(json.dumps(result))

@@ -17,6 +17,7 @@ from minigpt.cli import main
 from minigpt.config import parameter_count
 from minigpt.model import MiniGPT
 
+HEAVY = ["words-time", "words-loss", "chars-time", "throughput-transformers", "long-run"]
 PAGE = ["page-1", "page-5", "start", "click"]
 TARGETS = {
     "words-time": 60, "words-loss": 0.2, "chars-time": 6, "throughput-plain": 1.5, "throughput-transformers": 1.5, "page-1": 0.95, "page-5": 0.9,
@@ -49,7 +50,7 @@ def check_measured(row: bench.Row) -> None:
     assert bench.line(row).startswith(row["name"])
 
 
-@pytest.mark.parametrize("name", [name for name in TARGETS if name not in PAGE])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in TARGETS if name not in PAGE])
 def test_a_row_of_training_can_be_measured(name: str, setup: Setup) -> None:
     check_measured(bench.measure(name, setup))
 

@@ -264,7 +264,7 @@ def break_last_renaming(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, genuine in ((system.os, os.replace), (Path, Path.replace)):
 
         def picky(source: Any, target: Any, genuine: Any = genuine, **__: Any) -> Any:
-            return full_disk() if str(source).endswith(system.STRAY_SUFFIX) and Path(target).name == "last.safetensors" else genuine(source, target)
+            return full_disk() if str(source).endswith(".tmp") and Path(target).name == "last.safetensors" else genuine(source, target)
 
         monkeypatch.setattr(owner, "replace", picky)
 
@@ -299,7 +299,7 @@ def test_the_file_that_was_there_stays_under_another_name(made: Made) -> None:
 
 
 def test_strays_of_a_killed_process_are_swept_and_nothing_else(saved: Path) -> None:
-    (saved.parent / f".best.safetensors.123.abcd{system.STRAY_SUFFIX}").write_bytes(b"half")
+    system.stray(saved).write_bytes(b"half")
     (saved.parent / "notes.tmp").write_bytes(b"mine")
     assert system.sweep_strays(saved.parent) == 1
     assert {entry.name for entry in saved.parent.iterdir()} == {"best.safetensors", "notes.tmp"}
@@ -507,7 +507,7 @@ def test_what_no_reader_would_take_is_refused_and_replaces_nothing(restated: boo
     model, optimizer, config, tokenizer = made
     before = saved.read_bytes()
     too_much = {"remark": "x" * (MAX_HEADER_BYTES + (1 << 20))}
-    with pytest.raises(CheckpointError, match="this checkpoint would need a header of 17 MB; at most 16 MB can be read again: use a smaller vocab"):
+    with pytest.raises(CheckpointError, match="the file's header would have 17 MB; at most 16 MB can be read again: use a smaller vocab"):
         if restated:
             restate_checkpoint(saved, **too_much)
         else:

@@ -1,5 +1,7 @@
-"""The command line as a person meets it: real processes, tiny models, no network."""
+"""The command line as a person meets it: real processes, tiny models, no network; a fresh process where it is not about refusals alone."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -11,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import forks
 import pytest
 
 from minigpt.cli import main
@@ -65,11 +68,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 class Trained:
+    """A run trained in this process; that a fresh one trains too is seen where it is stopped or nobody reads."""
+
     def __init__(self, place: Place) -> None:
         self.weights = place.folder / "weights.safetensors"
-        command = place.train(*TINY, "--weights", str(self.weights))
-        self.done = subprocess.run(command, cwd=place.folder, env=place.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-        assert self.done.returncode == 0, self.done.stderr
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            patch.chdir(place.folder)
+            patch.setenv("MINIGPT_HOME", str(place.home))
+            code = main(["train", "--data-path", str(place.text), *TINY, "--weights", str(self.weights)])
+        self.stdout, self.stderr = out.getvalue(), err.getvalue()
+        assert code == 0, self.stderr
         self.folder = place.latest()
 
 
@@ -93,14 +102,14 @@ def test_a_run_trains_to_its_end_and_leaves_readable_checkpoints(place: Place, t
 
 
 def test_without_a_terminal_each_evaluation_is_a_plain_line(trained: Trained) -> None:
-    lines = trained.done.stdout.splitlines()
+    lines = trained.stdout.splitlines()
     assert [line.split(",")[0] for line in lines if line.startswith("step ")] == [f"step {step} of 30" for step in (0, 10, 20, 30)]
     assert any("parameters on cpu" in line for line in lines)
-    assert "\r" not in trained.done.stdout + trained.done.stderr
+    assert "\r" not in trained.stdout + trained.stderr
 
 
 def test_the_summary_says_how_it_went_and_what_to_do_next(place: Place, trained: Trained) -> None:
-    text = trained.done.stdout
+    text = trained.stdout
     assert re.search(r"finished after 30 of 30 steps in \S+ s\n", text)
     assert re.search(r"final validation loss \d\.\d+ \(perplexity \d+", text)
     assert re.search(r"best validation loss \d\.\d+ \(perplexity .*\) at step \d+\n", text)
@@ -196,16 +205,16 @@ def test_settings_that_do_not_fit_each_other_are_refused(place: Place, tmp_path:
         (["--vocab-path", "one", "--checkpoint-path", "./one"], "checkpoint_path is './one', the same file as vocab_path: give each its own"),
     ],
 )
-def test_an_output_that_would_replace_a_file_is_refused_before_training(flags: list[str], said: str, place: Place, trained: Trained) -> None:
+def test_an_output_that_would_replace_a_file_is_refused_before_training(
+    flags: list[str], said: str, place: Place, trained: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place.folder)
+    monkeypatch.setenv("MINIGPT_HOME", str(place.home))
     best = trained.folder / "best.safetensors"
     files = [place.text, best, trained.weights]
     before, runs = [file.read_bytes() for file in files], set(place.home.iterdir())
-    done = subprocess.run(
-        place.train(*TINY, *(str(best) if flag == "best" else flag for flag in flags)),
-        cwd=place.folder, env=place.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert said in no_traceback(done)
+    assert main(["train", "--data-path", str(place.text), *TINY, *(str(best) if flag == "best" else flag for flag in flags)]) == 2
+    assert said in capsys.readouterr().err
     assert [file.read_bytes() for file in files] == before
     assert set(place.home.iterdir()) == runs
     assert not (place.folder / "new").exists()
@@ -252,7 +261,7 @@ def test_a_missing_or_unknown_command_is_answered(place: Place, arguments: list[
 # --- stopping
 
 
-def text_until(process: subprocess.Popen[bytes], descriptor: int, wanted: str) -> Iterator[str]:
+def text_until(process: subprocess.Popen[bytes] | forks.Forked, descriptor: int, wanted: str) -> Iterator[str]:
     """Yield once, when `wanted` has been written, and then again at the end; always with all text so far. Nothing is waited for without limit."""
     watchdog = threading.Timer(LIMIT_S, process.kill)
     watchdog.start()
@@ -278,7 +287,7 @@ def read_some(descriptor: int) -> bytes:
         return b""
 
 
-def exit_code(process: subprocess.Popen[bytes]) -> int:
+def exit_code(process: subprocess.Popen[bytes] | forks.Forked) -> int:
     return process.wait(LIMIT_S)
 
 
@@ -312,7 +321,7 @@ def test_on_a_terminal_one_line_moves_and_ctrl_c_stops_gracefully(place: Place) 
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     environment = {name: value for name, value in place.environment.items() if name != "COLUMNS"}
-    process = subprocess.Popen(place.train(*ENDLESS), cwd=place.folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    process = forks.Forked(main, ["train", "--data-path", str(place.text), *ENDLESS], cwd=place.folder, env=environment, stdout=theirs, stderr=theirs)
     os.close(theirs)
     reading = text_until(process, ours, "validation")
     next(reading)
@@ -474,7 +483,6 @@ def test_a_number_in_the_environment_that_is_none_is_told_in_a_sentence(name: st
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="no folder here that nobody can write to")
-def test_an_export_that_cannot_be_written_names_the_folder_asked_for(place: Place, trained: Trained) -> None:
-    done = place.run("export", str(trained.folder), "/proc/x")
-    assert done.returncode == 1
-    assert no_traceback(done).startswith("/proc/x: ")
+def test_an_export_that_cannot_be_written_names_the_folder_asked_for(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(trained.folder), "/proc/x"]) == 1
+    assert capsys.readouterr().err.startswith("/proc/x: ")

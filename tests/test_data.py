@@ -246,12 +246,13 @@ def test_a_text_is_read_whatever_its_marks_and_line_ends(raw: bytes, text: str, 
     ("raw", "words"),
     [
         ("Grüße".encode("latin-1"), "not UTF-8.*save it as UTF-8"),
-        (b"\xff\xfeabc", "not UTF-8"),
+        (b"\xff\xfeabc", "begins as UTF-16 does, but is not .*save it as UTF-8"),
+        (b"\xfe\xff" + "Grüße".encode("utf-16-be") + b"\xd8\x00", r"begins as UTF-16 does, but is not \(byte 12 does not fit\)"),
         (b"PK\x03\x04\x00\x00", "zero bytes.*plain text"),
         ("abc".encode("utf-32"), "zero bytes"),
         (bytes(range(256)), "not UTF-8"),
     ],
-    ids=["latin-1", "odd utf-16", "binary", "utf-32", "all bytes"],
+    ids=["latin-1", "odd utf-16", "half a pair of utf-16", "binary", "utf-32", "all bytes"],
 )
 def test_what_is_not_a_text_is_refused_in_words(raw: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"

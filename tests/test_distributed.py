@@ -1,13 +1,17 @@
-"""Several processes training one model, as torchrun starts them: real ones over gloo, with a tiny model."""
+"""Several processes training one model over gloo, with a tiny model: started by torchrun itself, or forked with the environment it gives them."""
 
 import json
 import os
+import runpy
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 
 from minigpt import cli, distributed
@@ -20,19 +24,29 @@ ROOT = Path(__file__).parent.parent
 LIMIT_S = 90
 TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
-Torchrun = Callable[..., "subprocess.CompletedProcess[str]"]
+posix = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+Done = subprocess.CompletedProcess[str]
 
 
-@pytest.fixture
-def python(tmp_path: Path) -> Torchrun:
-    """Run a Python command in a folder of its own and return how it went."""
-    environment = {**os.environ, "MINIGPT_HOME": str(tmp_path / "runs"), "PYTHONPATH": str(ROOT)}
+def torchrun(folder: Path, *arguments: str) -> Done:
+    """Let torchrun run the command line in two processes, and return how it went."""
+    environment = {**os.environ, "MINIGPT_HOME": str(folder / "runs"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *TWO, "-m", "minigpt", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
-    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
-    return run
+def two_of(folder: Path, work: Callable[..., object], *arguments: object) -> tuple[Done, Done]:
+    """Run a function in two processes that have what torchrun gives to each, and return how they went. No agent ends one when the other fails."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+
+    def run(rank: int) -> Done:
+        environment = {**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank), "MINIGPT_HOME": str(folder / "runs")}
+        return forks.run(work, *arguments, cwd=folder, env=environment, timeout=LIMIT_S)
+
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(run, (0, 1))
+    return first, second
 
 
 def flags(config: TransformerConfig) -> list[str]:
@@ -45,23 +59,37 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in found if event["type"] == kind]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("arch", "optimizer"), [("gpt2", "adamw"), ("modern", "muon")])
-def test_two_processes_learn_what_one_learns(arch: str, optimizer: str, tiny_config: Any, python: Torchrun, tmp_path: Path) -> None:
-    together, alone = tmp_path / "together", tmp_path / "alone"
-    settings = {"arch": arch, "optimizer": optimizer, "precision": "float32", "max_steps": 30, "eval_interval": 10}
-    two = python(*TWO, "-m", "minigpt", "train", *flags(tiny_config(checkpoint_dir=str(together), **settings)))
+def check_that_they_learn_what_one_learns(tiny_config: Any, folder: Path, launch: Callable[[list[str]], Done], **settings: Any) -> None:
+    together, alone = folder / "together", folder / "alone"
+    settings |= {"precision": "float32", "max_steps": 30, "eval_interval": 10}
+    two = launch(["train", *flags(tiny_config(checkpoint_dir=str(together), **settings))])
     assert two.returncode == 0, two.stderr
     config = tiny_config(checkpoint_dir=str(alone), **settings)
     same = PRESETS["quick"].config(**config.model_dump(include=config.model_fields_set))  # from which the command line starts
-    RunManager(tmp_path).create(same, preset="quick").work()
+    RunManager(folder).create(same, preset="quick").work()
     for kind, key, count in (("log", "loss", 30), ("eval", "val_loss", 4), ("complete", "val_loss", 1)):
         expected = [event[key] for event in events(alone, kind)]
         assert len(expected) == count
         assert [event[key] for event in events(together, kind)] == pytest.approx(expected, abs=1e-5, rel=0)
     assert {path.name for path in together.iterdir()} == {path.name for path in alone.iterdir()}
     assert two.stdout.count("reading the text\n") == 1  # one of them speaks
-    assert not (tmp_path / "runs").exists()
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_of_torchrun_learn_what_one_learns(tiny_config: Any, tmp_path: Path) -> None:
+    check_that_they_learn_what_one_learns(tiny_config, tmp_path, lambda arguments: torchrun(tmp_path, *arguments), arch="modern", optimizer="muon")
+
+
+@posix
+@pytest.mark.slow
+def test_so_they_do_with_the_other_architecture_and_optimizer(tiny_config: Any, tmp_path: Path) -> None:
+    def launch(arguments: list[str]) -> Done:
+        first, second = two_of(tmp_path, cli.main, arguments)
+        assert (second.returncode, second.stdout) == (0, ""), second.stderr
+        return first
+
+    check_that_they_learn_what_one_learns(tiny_config, tmp_path, launch, arch="gpt2", optimizer="adamw")
 
 
 PROGRAM = """
@@ -112,24 +140,26 @@ finally:
 )
 
 
+@posix
 @pytest.mark.slow
-def test_a_stop_asked_of_one_process_stops_all_at_the_same_step(tiny_config: Any, python: Torchrun, tmp_path: Path) -> None:
+def test_a_stop_asked_of_one_process_stops_all_at_the_same_step(tiny_config: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(tiny_config(max_steps=100_000, eval_interval=100_000).model_dump_json())
     (tmp_path / "program.py").write_text(STOPPED)
-    done = python(*TWO, "program.py")
-    assert done.returncode == 0, done.stderr
+    for done in two_of(tmp_path, runpy.run_path, "program.py"):
+        assert done.returncode == 0, done.stderr
     first, second = ((tmp_path / f"rank{rank}.txt").read_text().split(" ", 1) for rank in (0, 1))
     assert first[0] == second[0]  # the very same weights
     assert (first[1], second[1]) == ("['stopped'] True", "[] True")
 
 
+@posix
 @pytest.mark.slow
-def test_when_one_process_fails_the_group_is_torn_down_and_none_waits_for_it(tiny_config: Any, python: Torchrun, tmp_path: Path) -> None:
+def test_when_one_process_fails_the_group_is_torn_down_and_none_waits_for_it(tiny_config: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(tiny_config(max_steps=3).model_dump_json())
     (tmp_path / "program.py").write_text(BROKEN)
-    done = python(*TWO, "program.py")
-    assert done.returncode == 1
-    assert "No space left on device" in done.stderr
+    first, second = two_of(tmp_path, runpy.run_path, "program.py")
+    assert (first.returncode, second.returncode) == (1, 1)
+    assert "No space left on device" in first.stderr
     assert (tmp_path / "rank0.txt").read_text() == "False"
 
 

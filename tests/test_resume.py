@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import shutil
 import threading
@@ -90,7 +91,7 @@ def last(config: TransformerConfig) -> Path:
 # Bit for bit
 
 
-@pytest.mark.parametrize("threads", [1, 2], ids="threads {}".format)
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)], ids="threads {}".format)
 @pytest.mark.parametrize(("optimizer", "arch"), [("adamw", "gpt2"), ("muon", "modern")])
 def test_a_run_that_was_cut_equals_one_that_never_was(optimizer: str, arch: str, threads: int, config: Any) -> None:
     settings = {"optimizer": optimizer, "arch": arch, "threads": threads, "max_seq_len": 32, "d_model": 64}  # wide enough for bfloat16
@@ -375,10 +376,18 @@ def test_a_file_that_cannot_be_used_is_passed_over_and_that_is_said(harm: Callab
 
 
 def test_a_folder_without_any_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no checkpoint could be opened: there is none"):
-        find_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match="no checkpoint could be opened: there is none"):
-        find_checkpoint(tmp_path / "nothing here")
+    for place in (tmp_path, tmp_path / "nothing here"):
+        with pytest.raises(CheckpointError) as refused:
+            find_checkpoint(place)
+        assert str(refused.value) == f"there is no checkpoint at {place.name!r}: give the folder of a run, or one of its checkpoints"
+
+
+@pytest.mark.parametrize("content", [b"", b"ROMEO: love\n" * 9, bytes(99)], ids=["empty", "text", "zeros"])
+def test_a_file_that_is_no_checkpoint_is_called_so(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "exists.txt").write_bytes(content)
+    with pytest.raises(CheckpointError) as refused:
+        find_checkpoint(tmp_path / "exists.txt")
+    assert str(refused.value) == "'exists.txt' is no checkpoint of MiniGPT, or a damaged one: give the folder of a run, or one of its checkpoints"
 
 
 def test_weights_alone_are_refused(config: Any, tmp_path: Path) -> None:
@@ -452,6 +461,29 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_trains(manag
     with pytest.raises(MiniGPTError, match=r"^the run's folder cannot be written \("):
         manager.reopen(last(config()).parent)
     assert last(config()).read_bytes() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in folders here")
+@pytest.mark.parametrize("reader", [False, True], ids=["nobody reads", "somebody reads"])
+def test_a_pipe_where_the_curves_belong_is_refused_and_holds_nobody_up(reader: bool, manager: RunManager, config: Any) -> None:
+    sitting(config(), cut=4)
+    pipe = last(config()).parent / "metrics.jsonl"
+    os.mkfifo(pipe)
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK) if reader else None
+    asking: list[MiniGPTError] = []
+
+    def ask() -> None:
+        with pytest.raises(MiniGPTError, match=r"^the run's folder cannot be written \(it is not a regular file\)") as refused:
+            manager.reopen(pipe.parent)
+        asking.append(refused.value)
+
+    (pipe.parent / "config.json").write_text(config().model_dump_json())
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(LIMIT_S / 6)
+    if descriptor is not None:
+        os.close(descriptor)
+    assert asking
 
 
 def test_a_checkpoint_beside_another_program_s_settings_begins_a_run_of_its_own(manager: RunManager, config: Any, tmp_path: Path) -> None:
@@ -531,6 +563,11 @@ def test_the_command_line_goes_on_with_a_folder_and_extends_it(
     ("arguments", "words"),
     [
         (["--resume"], "--resume has no value"),
+        (["--resume", ""], "--resume has no value; give it one: --resume VALUE"),
+        (["--resume="], "--resume has no value"),
+        (["--resume", "x", "--weights="], "--weights has no value"),
+        (["--checkpoint-dir", ""], "--checkpoint-dir has no value"),
+        (["--checkpoint_dir="], "--checkpoint-dir has no value"),
         (["--resume", "x", "--seed", "3"], "--seed cannot stand beside --resume, whose checkpoint has the settings; --max-steps and --weights can"),
         (["--resume", "x", "--preset", "quick"], "--preset cannot stand beside --resume"),
         (["--resume", "x", "--max-steps", "many"], "max_steps is 'many'; it must be a whole number"),
@@ -546,7 +583,7 @@ def test_flags_that_do_not_go_with_a_resume_are_refused(arguments: list[str], wo
 
 def test_a_run_that_is_not_there_is_refused_on_the_command_line(quiet: None, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main(["train", "--resume", str(tmp_path / "nowhere")]) == 1
-    assert capsys.readouterr().err == "no checkpoint could be opened: there is none\n"
+    assert capsys.readouterr().err == "there is no checkpoint at 'nowhere': give the folder of a run, or one of its checkpoints\n"
 
 
 def test_a_resumed_run_is_known_by_its_event(config: Any) -> None:

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -19,11 +20,13 @@ from minigpt.config import TransformerConfig
 from minigpt.data import MAX_TEXT
 from minigpt.errors import ConfigError, DataError, MiniGPTError
 from minigpt.events import Event
+from minigpt.export import export
 from minigpt.header import our_metadata, read_header
 from minigpt.history import read_history, to_line
 from minigpt.runs import RunBusy, RunManager
 
 LIMIT_S = 60.0
+EXAMPLE = Path(__file__).parent.parent / "assets" / "example.safetensors"
 LONG = {"max_steps": 1_000_000, "log_interval": 1, "eval_interval": 1_000_000}
 TRAINING: Event = {"type": "status", "phase": "training", "message": "training"}
 
@@ -353,6 +356,34 @@ def test_a_chosen_folder_that_holds_a_run_is_refused_and_stays_as_it_is(name: st
     assert manager.latest is None
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no file locks there")
+def test_of_two_who_begin_in_one_folder_at_once_the_second_is_refused(
+    manager: RunManager, tmp_path: Path, short_text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, refused, made = one_run.Run.write_config, list[ConfigError](), list[one_run.Run]()
+
+    def begin(seed: int) -> None:
+        try:
+            made.append(RunManager(manager.home).create(tiny(checkpoint_dir=str(tmp_path / "chosen"), data_path=short_text, seed=seed), preset="x"))
+        except ConfigError as error:
+            refused.append(error)
+
+    second = threading.Thread(target=begin, args=(2,))
+
+    def write_late(run: one_run.Run) -> None:
+        if run.config.seed == 1:
+            second.start()
+            second.join(0.3)  # the other either waits or is done by now
+        write(run)
+
+    monkeypatch.setattr(one_run.Run, "write_config", write_late)
+    begin(1)
+    second.join(LIMIT_S)
+    assert [run.config.seed for run in made] == [1]
+    assert "holds a run already" in str(refused[0])
+    assert json.loads((tmp_path / "chosen" / "config.json").read_bytes())["seed"] == 1
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [
@@ -361,7 +392,7 @@ def test_a_chosen_folder_that_holds_a_run_is_refused_and_stays_as_it_is(name: st
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1099511627776 bytes."), "this machine ran out of memory"),
         (RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"), "this machine ran out of memory"),
         (MemoryError(), "this machine ran out of memory"),
-        (OSError(28, "No space left on device"), "the disk refused (No space left on device); what was saved before is unharmed"),
+        (OSError(28, "No space left on device"), "the disk refused (No space left on device)"),
         (PermissionError(13, "Permission denied"), "the disk refused (Permission denied)"),
         (OSError(), "the disk refused (OSError)"),
         (DataError("the text has 3 tokens: use a longer text"), "the text has 3 tokens: use a longer text"),
@@ -379,6 +410,7 @@ def test_whatever_breaks_the_trainer_ends_the_run_as_failed_with_words(
     assert run.ended.wait(LIMIT_S)
     assert run.state == "failed"
     assert run.error.startswith(words)
+    assert "unharmed" not in run.error  # nothing had been saved
     assert manager.active is None
     assert list(manager.home.iterdir()) == []
 
@@ -397,6 +429,22 @@ def test_a_run_that_fails_on_the_way_keeps_what_it_saved_and_says_so_in_its_stat
     state = state_on_disk(run.folder)
     assert (state["state"], state["error"], state["step"]) == ("failed", run.error, 5)
     assert [saved.kind for saved in manager.checkpoints()] == ["best"]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in the folder", "elsewhere"])
+def test_a_disk_that_refuses_leaves_what_was_saved_and_the_run_says_so(
+    elsewhere: bool, manager: RunManager, tmp_path: Path, tiny_text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = tmp_path / "best.safetensors"
+
+    def broken(config: TransformerConfig, *_: object, **__: object) -> None:
+        Path(config.checkpoint_path).write_bytes(b"saved")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(one_run, "train", broken)
+    run = manager.create(tiny(**{"checkpoint_path": str(best)} if elsewhere else {}), preset="quick", text=tiny_text)
+    run.work()
+    assert run.error == "the disk refused (No space left on device); what was saved before is unharmed"
 
 
 def test_metrics_that_cannot_be_written_do_not_end_the_run(manager: RunManager, tiny_text: str) -> None:
@@ -467,8 +515,9 @@ def test_a_home_that_cannot_be_written_is_refused_with_what_to_do(inside: str, t
 @pytest.mark.parametrize("name", ["file", "file/inside", "x" * 300], ids=["a file", "inside a file", "too long"])
 def test_a_chosen_folder_that_cannot_be_made_is_refused_in_words(name: str, manager: RunManager, tmp_path: Path, tiny_text: str) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ConfigError, match="folder"):
+    with pytest.raises(ConfigError) as refused:
         manager.start(tiny(checkpoint_dir=str(tmp_path / name)), preset="quick", text=tiny_text)
+    assert re.fullmatch(f"checkpoint_dir is {str(tmp_path / name)!r}, which cannot be a run's folder \\(.+\\): choose another", str(refused.value))
     assert (tmp_path / "file").read_text() == "in the way"
 
 
@@ -479,7 +528,7 @@ def folder_of(home: Path, name: str, age_s: float = 0.0, **files: dict[str, Any]
     """Make a run's folder; a file is its metadata, other bytes, or None for a safetensors file of somebody else."""
     folder = home / name
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"checkpoint_dir": "where it was made"}')
     for kind, content in files.items():
         path = folder / f"{kind}.safetensors"
         if isinstance(content, bytes):
@@ -523,6 +572,33 @@ def test_facts_of_a_wrong_type_are_listed_as_not_recorded(value: Any, step: int 
     (saved,) = manager.checkpoints()
     assert (saved.step, saved.val_loss) == (step, loss)
     assert type(saved.val_loss) in (float, type(None))
+
+
+def test_a_folder_of_another_program_or_of_an_export_is_no_run_and_is_left_alone(manager: RunManager) -> None:
+    theirs, ours = manager.home / "gpt2", manager.home / "exported"
+    theirs.mkdir(parents=True)
+    (theirs / "config.json").write_text('{"model_type": "gpt2"}')
+    (theirs / "model.safetensors").write_bytes(b"weights")
+    export(EXAMPLE, ours, "safetensors")
+    export(EXAMPLE, manager.home / "for transformers")
+    before = {path: path.read_bytes() for path in manager.home.rglob("*") if path.is_file()}
+    manager.prepare()
+    assert (manager.past(), manager.checkpoints()) == ([], [])
+    for act in (lambda: manager.rename("gpt2", "mine"), lambda: manager.delete("gpt2"), lambda: manager.delete("exported")):
+        with pytest.raises(MiniGPTError, match="there is no such run"):
+            act()
+    assert {path: path.read_bytes() for path in manager.home.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("lost", [{"state.json"}, {"state.json", "metrics.jsonl"}, set()], ids=["state", "state and curves", "settings damaged"])
+def test_a_run_that_lost_one_of_its_own_files_is_still_found(lost: set[str], manager: RunManager, tiny_text: str) -> None:
+    run = manager.create(tiny(), preset="quick", text=tiny_text)
+    run.work()
+    for name in lost:
+        (run.folder / name).unlink()
+    if not lost:
+        (run.folder / "config.json").write_text("{")
+    assert [line.id for line in RunManager(manager.home).past()] == [run.id]
 
 
 def test_a_home_that_is_not_there_has_no_checkpoints(manager: RunManager) -> None:
@@ -639,11 +715,21 @@ def test_a_damaged_state_stops_nothing_and_costs_no_other_run_anything(content: 
 def test_strays_of_dead_processes_are_swept_and_those_of_live_ones_kept(manager: RunManager, sleeper: int, dead_pid: int) -> None:
     folder = folder_of(manager.home, "run")
     kept = {f".last.safetensors.{sleeper}.0123abcd.tmp", "notes.tmp", "config.json"}
-    swept = {f".last.safetensors.{dead_pid}.0123abcd.tmp", f".state.json.{os.getpid()}.0123abcd.tmp", ".x.tmp", f".x.{10**30}.0123abcd.tmp"}
-    for name in kept | swept:
-        (folder / name).write_text("{}")
+    swept = {f".last.safetensors.{dead_pid}.0123abcd.tmp", f".state.json.{os.getpid()}.0123abcd.tmp", f".x.{10**30}.0123abcd.tmp"}
+    for name in (kept | swept) - {"config.json"}:
+        (folder / name).write_text("half")
     manager.prepare()
     assert names(folder) == kept
+
+
+def test_what_a_person_called_temporary_is_not_swept(manager: RunManager, dead_pid: int) -> None:
+    folder = folder_of(manager.home, "run")
+    kept = {".x.tmp", ".notes.tmp", f".{dead_pid}.0123abcd.tmp", f".a.{dead_pid}.0123ABCD.tmp", f".a.{dead_pid}.0123abcd1.tmp", ".a.b.0123abcd.tmp"}
+    for name in kept:
+        (folder / name).write_text("mine")
+    (folder / ".draft.tmp").mkdir()
+    manager.prepare()
+    assert names(folder) == kept | {".draft.tmp", "config.json"}
 
 
 def test_preparing_a_home_that_is_not_there_makes_nothing(manager: RunManager) -> None:

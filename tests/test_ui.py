@@ -264,7 +264,7 @@ def test_a_sample_s_tag_says_when_it_was_written() -> None:
 
 def test_what_was_read_is_told_once_it_is_known() -> None:
     assert words.coverage({}, "words") == ""
-    assert words.coverage(DATA, "words") == "Read 12,000 characters of plays: 2,000 words known; 4 % of the text is other words."
+    assert words.coverage(DATA, "words") == "Read 12,000 characters of plays: 2,000 words known; 4 % of it is words outside the vocabulary."
 
 
 def test_the_figures_of_the_moment_stand_beside_words() -> None:
@@ -273,8 +273,10 @@ def test_the_figures_of_the_moment_stand_beside_words() -> None:
     assert words.numbers({"log": log(1)}, {}, "words") == "loss 3.00 · perplexity 20"
     measured = evaluation(5, 3.5, val_tokens=100, val_tokens_total=2000)
     assert words.numbers({"eval": measured}, DATA, "words") == (
-        "validation 3.50 (chooses among about 33 words, on 100 of 2,000 tokens) · best 3.00 at step 5 · plays: 4 % of the text is other words"
+        "validation 3.50 (chooses among about 33 words, on 100 of 2,000 tokens) · best 3.00 at step 5 · "
+        "plays: 4 % of it is words outside the vocabulary"
     )
+    assert words.others({"unknown_share": 0.0}, "characters") == "all its characters are in the vocabulary"
     assert words.numbers({"eval": measured, "complete": complete()}, {}, "words").startswith("validation 3.25 (chooses among about 26 words) · best")
     assert words.numbers({"eval": measured, "complete": complete(val_loss=None)}, {}, "words").startswith("validation 3.50")
 
@@ -488,7 +490,7 @@ def test_the_script_appends_to_the_traces_that_the_loss_chart_has() -> None:
     assert (list(figure.data[unigram].x), list(figure.data[unigram].y)) == ([0, 99], [5.5, 5.5])
     assert (figure.data[bad].name, list(figure.data[bad].x)) == ("not a number", [])
     assert [trace.name for trace in figure.data] == [
-        "training", "training, smoothed", "validation", "best", "knows nothing", "knows word frequencies", "not a number"
+        "training", "training, smoothed", "validation", "best", "knows nothing", "knows frequencies", "not a number"
     ]  # fmt: skip
     assert len(figure.data) == len({best, uniform, unigram, bad}) + len(series)
 
@@ -1003,7 +1005,7 @@ def saved_model(folder: Path, text: str, *, with_words: bool = True, **facts: An
     tokenizer.build_vocab(text, 60)
     config = TransformerConfig(**{**TINY, "vocab_size": tokenizer.vocab_size, "checkpoint_dir": str(folder)})
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"checkpoint_dir": "where it was made"}')
     return save_checkpoint(MiniGPT(config), None, config, 7, 3.5, tokenizer=tokenizer if with_words else None, facts=facts)
 
 
@@ -1309,7 +1311,7 @@ def test_a_folder_whose_name_is_no_text_is_left_out_and_texts_that_are_none_are_
 def test_a_pipe_among_a_run_s_files_keeps_nobody_waiting(name: str, manager: RunManager) -> None:
     folder = manager.home / "piped"
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"checkpoint_dir": "where it was made"}')
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
     manager.prepare()

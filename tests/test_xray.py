@@ -12,7 +12,6 @@ from typing import Any
 
 import gradio as gr
 import hostile
-import lightning
 import pytest
 import torch
 import transformers
@@ -73,6 +72,8 @@ def test_settings_that_a_file_does_not_store_are_inferred_from_its_shapes_or_unk
 
 
 def test_a_lightning_checkpoint_tells_its_step_and_shapes(tmp_path: Path) -> None:
+    import lightning  # here, for it takes a second, and not every process runs this
+
     class Model(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
@@ -234,10 +235,17 @@ def test_settings_that_are_equal_are_no_difference() -> None:
 def test_a_comparison_begins_with_how_far_both_got(gpt2: Path) -> None:
     ours, theirs = inspect_file(feed.EXAMPLE), inspect_file(gpt2 / "model.safetensors")
     rows = compare.differences(compare.facts(ours), compare.facts(theirs)).values.tolist()
-    assert [row[0] for row in rows[:3]] == ["step", "validation loss", "parameters"]
+    assert [row[0] for row in rows[:4]] == ["step", "validation loss", "text", "parameters"]
     assert rows[0][1:] == [str(ours.step), ""]
     assert rows[1][1:] == [f"{ours.val_loss:.3f}", ""]
-    assert rows[2][1:] == [f"{ours.parameters:,}", f"{theirs.parameters:,}"]
+    assert rows[2][1:] == ["Tiny Shakespeare", ""]
+    assert rows[3][1:] == [f"{ours.parameters:,}", f"{theirs.parameters:,}"]
+
+
+def test_a_comparison_says_when_the_losses_are_of_different_texts(gpt2: Path) -> None:
+    ours, theirs = compare.facts(inspect_file(feed.EXAMPLE)), compare.facts(inspect_file(gpt2 / "model.safetensors"))
+    assert compare.title(ours, theirs) == "What differs: losses on different texts cannot be compared"
+    assert compare.title(ours, ours) == "What differs"
 
 
 def test_names_in_figures_are_text_and_the_values_are_all_there(tmp_path: Path) -> None:
@@ -261,7 +269,7 @@ def test_names_in_figures_are_text_and_the_values_are_all_there(tmp_path: Path) 
 @pytest.fixture
 def manager(tmp_path: Path) -> RunManager:
     (tmp_path / "home" / "run").mkdir(parents=True)
-    (tmp_path / "home" / "run" / "config.json").write_text("{}")
+    (tmp_path / "home" / "run" / "config.json").write_text('{"checkpoint_dir": "where it was made"}')
     return RunManager(tmp_path / "home")
 
 

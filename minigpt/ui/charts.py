@@ -57,9 +57,11 @@ def loss_figure(curves: Curves, baselines: Mapping[str, float | None], best: tup
             line(curves.get("train", EMPTY), "training", GREY, width=1),
             line(curves.get("smoothed", EMPTY), "training, smoothed", BLUE, width=2.5),
             line(curves.get("val", EMPTY), "validation", ORANGE, width=2, mode="lines+markers", marker={"size": 5}),
-            line(star, "best", GOLD, mode="markers", marker={"symbol": "star", "size": 15, "line": {"width": 1, "color": "#713f12"}}),
+            line(
+                star, "best", GOLD, mode="markers", cliponaxis=False, marker={"symbol": "star", "size": 15, "line": {"width": 1, "color": "#713f12"}}
+            ),
             _dashed(baselines.get("uniform"), last_step, "knows nothing"),
-            _dashed(baselines.get("unigram"), last_step, "knows word frequencies"),
+            _dashed(baselines.get("unigram"), last_step, "knows frequencies"),
             line(EMPTY, "not a number", RED, mode="markers", marker={"symbol": "x", "size": 12}),
         ]
     )

@@ -53,7 +53,7 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
             drawn = {f"{mark}: {name}": curves(report.metadata.get("series")) for mark, name, report in zip("ab", names, reports, strict=True)}
             yield [
                 gr.Column(visible=True),
-                _as_html("What differs", differences(*map(facts, reports))),
+                _as_html(title(*map(facts, reports)), differences(*map(facts, reports))),
                 _as_html("Change of each tensor, ‖a − b‖ / ‖b‖", changes_table(relative_changes(*paths))),
                 gr.Plot(charts.as_plot(xray_charts.two_runs_figure(drawn)), visible=any(drawn.values())),
                 *(gr.Textbox("", label=label) for label in drawn),
@@ -68,7 +68,7 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
 
     part.expand(lambda: gr.Dropdown(choices=[(f"{item.name}/{item.kind}", item.id) for item in shelf.saved(manager)]), None, other, **SHOWN)
     inputs = [chosen, upload, other, other_upload, *writing]
-    go.click(pages.while_shown(compare), inputs, [result, settings, changes, curve, *texts], concurrency_limit=1, **SHOWN)
+    go.click(pages.while_shown(compare), inputs, [result, settings, changes, curve, *texts], trigger_mode="always_last", concurrency_limit=1, **SHOWN)
     return part
 
 
@@ -87,7 +87,14 @@ def _text(path: Path, *options: Any) -> Iterator[str]:
 def facts(report: Report) -> dict[str, object]:
     """Return what two files can differ in beside their weights: how far each got, its size, its settings."""
     loss = None if report.val_loss is None else f"{report.val_loss:.3f}"
-    return {"step": report.step, "validation loss": loss, "parameters": f"{report.parameters:,}", **report.config}
+    corpus = report.metadata.get("corpus")
+    text = corpus.get("name") if isinstance(corpus, dict) else None
+    return {"step": report.step, "validation loss": loss, "text": text, "parameters": f"{report.parameters:,}", **report.config}
+
+
+def title(a: dict[str, object], b: dict[str, object]) -> str:
+    """Return what stands over the differences."""
+    return "What differs" + (": losses on different texts cannot be compared" if a["text"] != b["text"] else "")
 
 
 def differences(a: dict[str, object], b: dict[str, object]) -> pd.DataFrame:

@@ -46,8 +46,8 @@ function smooth(node) {  // from the drawn points, as the slider asks
 }
 
 function append(id, series) {  // returns false if points are missing in between
-  const node = chart(id);
-  if (!node) return true;
+  const node = chart(id), [first] = CHARTS[id];
+  if (!node || !(series[first] || counts[first])) return !node;  // mounted since the pull asked, without its series
   const x = [], y = [], traces = []; let whole = true;
   CHARTS[id].forEach((name, trace) => {
     const part = series[name], had = counts[name];
@@ -101,7 +101,7 @@ function apply(next) {  // returns false if something is missing that a poll mus
     if (!run && view.run !== 'example') one('#tabs').dataset.waiting = '';  // the server painted the example's chart: not to be seen
     run = view.run; life = view.life; counts = {}; marks = ''; samples = []; follow = true;
     ['#before', '#after', '#before-tag', '#after-tag'].forEach(place => put(place, '…'));
-    for (const id in CHARTS) { const node = chart(id); if (node) Plotly.restyle(node, { x: CHARTS[id].map(() => []), y: CHARTS[id].map(() => []) }, CHARTS[id].map((_, i) => i)); }
+    for (const id in CHARTS) { const node = chart(id); if (node && view.series[CHARTS[id][0]]) Plotly.restyle(node, { x: CHARTS[id].map(() => []), y: CHARTS[id].map(() => []) }, CHARTS[id].map((_, i) => i)); }
   }
   const complete = view.first <= samples.length;
   if (complete && view.first + view.samples.length > samples.length) {
@@ -117,20 +117,20 @@ function apply(next) {  // returns false if something is missing that a poll mus
 
 async function pull() {
   if (busy) return;
-  busy = true; polls++;
+  busy = true; polls++; let whole = true;
   const gone = window.minigpt?.deleted, asked = want ?? (run === gone ? gone : null), late = new Promise((_, fail) => setTimeout(() => fail(Error('late')), 8000));
   try {
     const series = {};  // null: not wanted, its chart is folded away
-    for (const id in CHARTS) { const there = chart(id); CHARTS[id].forEach(name => { series[name] = there ? counts[name] ?? [-1, 0] : null; }); }
+    for (const id in CHARTS) { const there = chart(id); CHARTS[id].forEach(name => { series[name] = there ? counts[name] ??= [-1, 0] : null; }); }
     if (otherMean()) series.smoothed = null;
-    if (!apply(JSON.parse(await Promise.race([server.poll(JSON.stringify({ want, run, life, series, samples: samples.length })), late])))) counts = {};
+    if (!(whole = apply(JSON.parse(await Promise.race([server.poll(JSON.stringify({ want, run, life, series, samples: samples.length })), late]))))) counts = {};
     misses = 0;
     if (asked && run !== asked && asked === (want ?? gone)) {  // deleted, or never there
       visit(null); put('#status .story', `${asked === gone ? 'Deleted' : `There is no run ${asked.slice(0, 60)}`}: this is ${run === 'example' ? 'an example' : 'the latest'}. ${said}`);
     }
   } catch (error) {
     if (++misses > 1) put('#status .state', 'connection lost, trying again; as long as the program runs, so does the training');
-  } finally { busy = false; pulled = performance.now(); }
+  } finally { busy = false; pulled = whole ? performance.now() : -1e9; }
 }
 
 function visit(id) {  // look at this run, in the address too; null follows the latest

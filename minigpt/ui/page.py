@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import shutil
 import sys
 import time
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 HERE = Path(__file__).parent
 MAX_FILE = "64mb"
 UPLOAD_LIVES_S = 3600
+UPLOAD = re.compile("[0-9a-f]{64}")  # the folder that gradio makes for each upload, called by its sha256
 INTRO = """<header><h1>MiniGPT <span>watch a language model learn</span></h1>
 <p>A small language model learns to write, here, in about ten seconds. It starts knowing nothing.</p></header>"""
 
@@ -83,12 +85,15 @@ def build(manager: RunManager) -> gr.Blocks:
 
 
 def sweep_uploads() -> None:
-    """Remove what earlier visitors uploaded and a killed server left; gradio removes only what it remembers."""
+    """Remove what earlier visitors uploaded and a killed server left; gradio removes only what it remembers.
+
+    A person may have chosen a folder with things of their own in it, or somebody else's: only what has gradio's form goes, and only of ours.
+    """
     folder = Path(os.environ["GRADIO_TEMP_DIR"])
-    for entry in folder.iterdir() if folder.is_dir() else ():
+    for entry in folder.iterdir() if system.is_own_folder(folder) else ():
         with contextlib.suppress(OSError):
-            if time.time() - entry.stat().st_mtime > UPLOAD_LIVES_S:
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            if UPLOAD.fullmatch(entry.name) and system.is_own_folder(entry) and time.time() - entry.stat().st_mtime > UPLOAD_LIVES_S:
+                shutil.rmtree(entry)
 
 
 def serve(demo: gr.Blocks, manager: RunManager) -> None:
@@ -100,20 +105,25 @@ def serve(demo: gr.Blocks, manager: RunManager) -> None:
     sweep_uploads()
     asked: list[bool] = []  # not an Event: a signal's handler may interrupt the very wait whose lock it would need
     demo.queue(max_size=32)
-    demo.launch(
-        theme=theme(),
-        css_paths=[HERE / "style.css"],
-        max_file_size=MAX_FILE,
-        max_threads=64,
-        ssr_mode=False,
-        run_history=False,
-        enable_monitoring=False,
-        show_error=False,
-        footer_links=["api"],
-        share=False,
-        quiet=True,
-        prevent_thread_lock=True,
-    )
+    try:
+        demo.launch(
+            theme=theme(),
+            css_paths=[HERE / "style.css"],
+            max_file_size=MAX_FILE,
+            max_threads=64,
+            ssr_mode=False,
+            run_history=False,
+            enable_monitoring=False,
+            show_error=False,
+            footer_links=["api"],
+            share=False,
+            quiet=True,
+            prevent_thread_lock=True,
+        )
+    except OSError:  # no port of a hundred could be bound
+        where = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"), os.environ.get("GRADIO_SERVER_PORT", "7860")
+        log.error("no page can be served at %r from port %s on: look at GRADIO_SERVER_NAME and GRADIO_SERVER_PORT in the environment", *where)
+        os._exit(2)  # the libraries may still be waking on another thread
     log.info("MiniGPT is at %s; Ctrl-C ends it", demo.local_url)
     system.on_termination(lambda: asked.append(True))
     while not asked:

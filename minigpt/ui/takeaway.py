@@ -32,7 +32,7 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[gr.
         form = gr.Radio(FORMS, value="", label="Format", elem_id="form")
         with gr.Row():
             go = gr.Button("Prepare the download", elem_id="prepare")
-            delete = gr.Button("Delete this checkpoint", variant="stop", elem_id="delete-file")
+            delete = gr.Button("Delete this checkpoint…", variant="stop", elem_id="delete-file")
         ready = gr.File(label="Download", interactive=False, visible=False, elem_id="ready")
 
     def prepare(chosen: str, upload: str | None, form: str) -> Iterator[Any]:

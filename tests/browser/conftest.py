@@ -6,8 +6,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from conftest import ROOT, verse  # noqa: E402
 from gradio_client import Client  # noqa: E402
 from playwright.sync_api import Browser, BrowserContext, Locator, Page  # noqa: E402
 
+from browser import program  # noqa: E402
 from minigpt.presets import PRESETS  # noqa: E402
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
@@ -47,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.browser)
             item.add_marker(pytest.mark.flaky(reruns=1))  # a machine that is busy elsewhere can starve a browser past every limit
-    items.sort(key=lambda item: "untouched" not in getattr(item, "fixturenames", ()))  # these first, so that one worker's server does for all
+    items.sort(key=lambda item: "untouched" not in getattr(item, "fixturenames", ()))  # these first, while the shared server has had no run
 
 
 def wait_until(told: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
@@ -63,7 +62,7 @@ def wait_until(told: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> 
 class Server:
     """The real program as a process of its own, over a home of its own."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, afresh: bool = False) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -79,10 +78,7 @@ class Server:
             "GRADIO_SERVER_PORT": str(port),
             "GRADIO_SERVER_NAME": "127.0.0.1",
         }
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(ROOT / "app.py")], cwd=home.parent, env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
+        self.process = program.start(environment, self.log, afresh=afresh)
         self._client: Client | None = None
         try:
             wait_until(self._answers, "the server's first answer", 60)
@@ -91,7 +87,7 @@ class Server:
             raise
 
     def _answers(self) -> bool:
-        if self.process.poll() is not None:
+        if not self.process.is_alive():
             raise AssertionError("the server did not start:\n" + self.log.read_text(errors="replace"))
         try:
             return requests.get(self.url + "config", timeout=2).ok
@@ -143,20 +139,22 @@ class Server:
                 requests.post(self.url + "gradio_api/call/stop", json={"data": []}, timeout=LIMIT_S).raise_for_status()
         return dict(wait_until(lambda: not (view := self.view())["live"] and view, "the end of the run"))
 
-    def stop(self, number: int = signal.SIGTERM, limit_s: float = 10.0) -> int:
-        """Send a signal and return the exit status."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        try:
-            return self.process.wait(limit_s)
-        finally:
-            if self.process.poll() is None:
-                self.process.kill()
-                self.process.wait()
+    def send(self, number: int) -> None:
+        """Send a signal."""
+        os.kill(self.process.pid or 0, number)
+
+    def wait(self, limit_s: float) -> int:
+        """Wait for the end and return the exit status."""
+        self.process.join(limit_s)
+        if self.process.exitcode is None:
+            self.process.kill()
+            raise AssertionError(f"the server has not ended within {limit_s:.0f} s")
+        return self.process.exitcode
 
 
 ServerFactory = Callable[..., Server]
 VisitorFactory = Callable[..., Page]
+TabFactory = Callable[..., Page]
 
 
 @pytest.fixture(scope="session")
@@ -164,14 +162,15 @@ def make_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFact
     """Return a factory of servers, each over a new home or over the one given."""
     made: list[Server] = []
 
-    def make(home: Path | None = None) -> Server:
-        made.append(Server(home or tmp_path_factory.mktemp("server") / "runs"))
+    def make(home: Path | None = None, *, afresh: bool = False) -> Server:
+        made.append(Server(home or tmp_path_factory.mktemp("server") / "runs", afresh=afresh))
         return made[-1]
 
     yield make
     for server in made:
-        if server.process.poll() is None:
-            server.stop()
+        if server.process.is_alive():
+            server.send(signal.SIGTERM)
+            server.wait(10)
 
 
 @pytest.fixture(scope="session")
@@ -186,10 +185,12 @@ def server(shared_server: Server) -> Iterator[Server]:
     shared_server.end_run()
 
 
-@pytest.fixture(scope="session")
-def untouched(make_server: ServerFactory) -> Server:
-    """Return a server on which no test starts a run."""
-    return make_server()
+@pytest.fixture
+def untouched(shared_server: Server, make_server: ServerFactory) -> Iterator[Server]:
+    """Return a server on which no run was started, nor is one by the test."""
+    server = make_server() if shared_server.folders() else shared_server
+    yield server
+    assert not server.folders()
 
 
 @pytest.fixture(scope="session")
@@ -218,10 +219,9 @@ def visitor(browser: Browser, request: pytest.FixtureRequest, faults: Faults) ->
     """Return a factory of visitors: each a page in a browser context of its own, whose script has drawn the first view."""
     contexts = []
 
-    def visit(target: Server | None = None, *, width: int = 1280, height: int = 900, **options: Any) -> Page:
-        target = target or request.getfixturevalue("server")
-        contexts.append(browser.new_context(viewport={"width": width, "height": height}, **options))
-        return arrive(contexts[-1], target, faults)
+    def visit(target: Server | None = None) -> Page:
+        contexts.append(browser.new_context(viewport={"width": 1280, "height": 900}))
+        return arrive(contexts[-1], (target or request.getfixturevalue("server")).url, faults)
 
     yield visit
     for context in contexts:
@@ -235,29 +235,43 @@ def regular(browser: Browser, shared_server: Server) -> Iterator[BrowserContext]
     A tab stays open on an address of the server that does nothing: it keeps the browser's process, which costs half of what opening the page does.
     """
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    tab = arrive(context, shared_server, [])
+    tab = arrive(context, shared_server.url, [])
     tab.goto(shared_server.url + "theme.css")
     yield context
     context.close()
 
 
 @pytest.fixture
-def page(regular: BrowserContext, server: Server, faults: Faults) -> Iterator[Page]:
+def tab(regular: BrowserContext, request: pytest.FixtureRequest, faults: Faults) -> Iterator[TabFactory]:
+    """Return a factory of the regular visitor's tabs. To the server each is a visitor of its own: the page keeps nothing beyond its tab."""
+    tabs = []
+
+    def open_tab(target: Server | None = None, *, script: str = "") -> Page:
+        tabs.append(arrive(regular, (target or request.getfixturevalue("server")).url, faults, script))
+        return tabs[-1]
+
+    yield open_tab
+    for page in tabs:
+        page.close()
+
+
+@pytest.fixture
+def page(tab: TabFactory) -> Page:
     """Return a new page of the regular visitor on the shared server."""
-    page = arrive(regular, server, faults)
-    yield page
-    page.close()
+    return tab()
 
 
-def arrive(context: BrowserContext, server: Server, faults: Faults) -> Page:
-    """Open the page and note its faults."""
+def arrive(context: BrowserContext, url: str, faults: Faults, script: str = "") -> Page:
+    """Open the page, in which `script` runs first, and note its faults."""
     page = context.new_page()
     page.set_default_timeout(1000 * LIMIT_S)
-    own = (server.url, "data:", f"blob:{server.url}")
+    own = (url, "data:", f"blob:{url}")
     page.on("request", lambda asked: None if asked.url.startswith(own) else faults.append(f"asked {asked.url}"))
     page.on("pageerror", lambda error: faults.append(f"page error: {error}"))
     page.on("console", lambda message: faults.append(f"console: {message.text}") if message.type == "error" else None)
-    page.goto(server.url)
+    if script:
+        page.add_init_script(script)
+    page.goto(url)
     ready(page)
     return page
 
@@ -349,10 +363,16 @@ def open_part(page: Page, name: str) -> None:
 
 
 def set_number(page: Page, name: str, value: object) -> None:
-    """Type a setting's number; its folded part must be open."""
+    """Type a setting's number; its folded part must be open. A field that was mounted this moment may take back what is typed at once."""
     field = page.locator(f"#setting-{name} input[type=number]")
-    field.fill(str(value))
-    field.press("Tab")
+    shown = "field => new Promise(tell => requestAnimationFrame(() => requestAnimationFrame(() => tell(field.value))))"
+
+    def is_kept() -> bool:
+        field.fill(str(value))
+        field.press("Tab")
+        return bool(field.evaluate(shown) == str(value))
+
+    wait_until(is_kept, f"{name} to be {value}")
 
 
 def press_train(page: Page) -> dict[str, Any]:
@@ -388,7 +408,7 @@ def run(shared_server: Server, short_text: str) -> str:
 @pytest.fixture(scope="module")
 def opened_tab(run: str, shared_server: Server, regular: BrowserContext) -> Iterator[tuple[Page, Faults]]:
     faults: Faults = []
-    page = arrive(regular, shared_server, faults)
+    page = arrive(regular, shared_server.url, faults)
     page.get_by_role("tab", name="Checkpoint").click()
     playwright.expect(page.locator("#verdict .line")).to_contain_text("step")
     yield page, faults

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from browser.conftest import Faults, Server, VisitorFactory, ready, reload, trace, train_with, wait_points, wait_until
+from browser.conftest import LONG, TINY, Faults, Server, TabFactory, arrive, ready, trace, train_with, wait_points, wait_until
 
 CUT = "AbortError|Connection errored|network error|Failed to (fetch|load resource)|ERR_"
 NOTE_CALLS = """window.calls = [];
@@ -64,13 +64,36 @@ class Wire:
             target.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.fixture
-def wire(server: Server, faults: Faults) -> Iterator[Wire]:
-    """Return a wire to the shared server; what a browser says of calls that come to nothing is no fault."""
-    wire = Wire(server)
-    yield wire
+@pytest.fixture(scope="module")
+def line(shared_server: Server, browser: Browser) -> Iterator[tuple[Wire, BrowserContext]]:
+    """Return a wire to the shared server, and a browser context that has compiled what comes over it once the first test is through."""
+    wire, context = Wire(shared_server), browser.new_context(viewport={"width": 1280, "height": 900})
+    yield wire, context
     wire.cut()
+    context.close()
+
+
+@pytest.fixture
+def visit(line: tuple[Wire, BrowserContext], server: Server, faults: Faults) -> Iterator[TabFactory]:
+    """Return a factory of pages at the end of the wire; what a browser says of calls that come to nothing is no fault."""
+    wire, context = line
+    wire.cut()
+    wire.mend()
+    pages = []
+
+    def open_page(script: str = "") -> Page:
+        pages.append(arrive(context, wire.url, faults, script))
+        return pages[-1]
+
+    yield open_page
+    for page in pages:
+        page.close()
     faults[:] = [fault for fault in faults if not re.search(CUT, fault)]
+
+
+@pytest.fixture
+def wire(line: tuple[Wire, BrowserContext]) -> Wire:
+    return line[0]
 
 
 def lost(page: Page) -> None:
@@ -89,9 +112,9 @@ def wait_whole_curve(page: Page, server: Server, count: int) -> int:
 
 
 def test_after_a_cut_both_who_started_a_run_and_who_watches_it_have_all_of_it_and_follow(
-    wire: Wire, server: Server, visitor: VisitorFactory, short_text: str
+    wire: Wire, server: Server, visit: TabFactory, short_text: str
 ) -> None:
-    starter, watcher = visitor(wire), visitor(wire)
+    starter, watcher = visit(), visit()
     view = train_with(starter, short_text, max_steps=100_000, log_interval=10)
     pages = (starter, watcher)
     counts = [wait_points(page, 5) for page in pages]
@@ -115,17 +138,14 @@ def test_after_a_cut_both_who_started_a_run_and_who_watches_it_have_all_of_it_an
         wait_points(page, count)
 
 
-def test_a_server_that_does_not_answer_is_asked_ever_more_rarely(
-    wire: Wire, visitor: VisitorFactory, server: Server, faults: Faults, short_text: str
-) -> None:
-    page = visitor(wire)
-    page.add_init_script(NOTE_CALLS)
-    reload(page, faults)
-    server.run({"max_steps": 100_000, "log_interval": 10}, short_text)
-    wait_points(page, 5)
+def test_a_server_that_does_not_answer_is_asked_ever_more_rarely(wire: Wire, visit: TabFactory, server: Server, short_text: str) -> None:
+    page = visit(NOTE_CALLS)
+    server.run({**TINY, **LONG}, short_text)
+    page.wait_for_function("window.minigpt.view.live")
     wire.cut()
     lost(page)
     known = page.evaluate("calls.length")
+    server.end_run()
     page.wait_for_function("known => calls.length > known + 1", arg=known)
     first, second = page.evaluate("known => [known, known + 1].map(index => calls[index] - calls[index - 1])", known)
     assert (first >= 2000, second >= 4000) == (True, True), "twice as long each time, however slow the machine"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import Page, expect
 
 from browser.conftest import (
     LONG,
@@ -16,8 +16,8 @@ from browser.conftest import (
     Faults,
     Server,
     ServerFactory,
+    TabFactory,
     VisitorFactory,
-    arrive,
     open_part,
     paste_text,
     press_train,
@@ -103,17 +103,15 @@ def test_a_reload_finds_the_run_its_texts_and_its_settings_and_never_shows_anoth
     wait_points(page, more + 3)
 
 
-def test_a_second_tab_follows_with_the_run_s_settings_and_the_run_outlives_both(
-    page: Page, regular: BrowserContext, server: Server, faults: Faults, short_text: str
-) -> None:
+def test_a_second_tab_follows_with_the_run_s_settings_and_the_run_outlives_both(page: Page, tab: TabFactory, server: Server, short_text: str) -> None:
     view = train_with(page, short_text, max_steps=4712, log_interval=1)
     count = wait_points(page, 3)
-    tab = arrive(regular, server, faults)
-    more = wait_points(tab, count)
-    assert tab.evaluate("window.minigpt.view.run") == view["run"]
-    assert trace(tab, "loss", TRAIN)[0][:more] == list(range(1, more + 1))
-    expect(tab.locator("#about")).to_contain_text("max_steps, log_interval")
-    tab.close()
+    second = tab()
+    more = wait_points(second, count)
+    assert second.evaluate("window.minigpt.view.run") == view["run"]
+    assert trace(second, "loss", TRAIN)[0][:more] == list(range(1, more + 1))
+    expect(second.locator("#about")).to_contain_text("max_steps, log_interval")
+    second.close()
     page.close()
     later = server.wait_for_step(server.view()["step"] + 5)
     assert later["run"] == view["run"]
@@ -208,7 +206,7 @@ def test_an_address_of_a_run_that_is_not_there_says_so_and_shows_the_latest(page
     assert page.evaluate("window.minigpt.view.run") == latest
     page.wait_for_function("location.search === '?preset=classic'")
     polls = page.evaluate("window.minigpt.polls")
-    page.wait_for_function("polls => window.minigpt.polls > polls + 1", arg=polls)
+    page.wait_for_function("polls => { window.minigpt.refresh(); return window.minigpt.polls > polls + 1; }", arg=polls)
     expect(page.locator("#status .story")).to_contain_text("There is no run <b>gone</b>")
 
 
@@ -341,12 +339,11 @@ def test_smoothing_and_log_axis_change_only_what_they_say_and_leave_the_zoom(pag
     assert page.evaluate("document.querySelector('#loss .js-plotly-plot').layout.xaxis.range") == [2, 9]
 
 
-def test_a_page_without_storage_or_notifications_still_trains(visitor: VisitorFactory, server: Server, faults: Faults, short_text: str) -> None:
-    page = visitor()
-    page.add_init_script(
-        "Object.defineProperty(window, 'sessionStorage', { get() { throw new DOMException('no', 'SecurityError'); } }); delete window.Notification;"
+def test_a_page_without_storage_or_notifications_still_trains(tab: TabFactory, short_text: str) -> None:
+    page = tab(
+        script="Object.defineProperty(window, 'sessionStorage', { get() { throw new DOMException('no', 'SecurityError'); } });"
+        " delete window.Notification;"
     )
-    reload(page, faults)
     assert page.evaluate("typeof Notification") == "undefined"
     assert train_with(page, short_text, max_steps=20)["run"]
     wait_state(page, "finished")
@@ -372,7 +369,8 @@ def test_a_killed_program_s_run_keeps_its_checkpoints_is_shown_as_interrupted_an
     killed.run({**TINY, **LONG}, short_text)
     view = killed.wait_for_step(100)
     run = view["run"]
-    killed.stop(signal.SIGKILL)
+    killed.send(signal.SIGKILL)
+    assert killed.wait(10) == -signal.SIGKILL
     assert killed.state(run)["state"] == "training"
     again = make_server(killed.home)
     assert again.state(run)["state"] == "interrupted"

@@ -16,12 +16,15 @@ from browser.conftest import (
     LONG,
     QUICK_STEPS,
     TINY,
+    Faults,
     Server,
+    TabFactory,
     VisitorFactory,
     cells,
     open_part,
     paste_text,
     press_train,
+    reload,
     set_number,
     trace,
     train_with,
@@ -32,6 +35,23 @@ from browser.conftest import (
 from minigpt.header import our_metadata, read_header
 
 TRAIN, VAL, UNIFORM, UNIGRAM = 0, 2, 4, 5  # traces of the loss chart
+# Presses Train it; tells where it and Stop lie on the whole page, before and right after: left, top, width, height.
+PRESS = """() => {
+    const places = () => ['train', 'stop'].map(id => {
+        const r = document.getElementById(id).getBoundingClientRect();
+        return r.width ? [r.x, r.y + scrollY, r.width, r.height] : null;
+    });
+    const before = places();
+    document.getElementById('train').click();
+    return [before, places()];
+}"""
+# Holds the answers to the first polls, which were sent when there was no chart yet, until there is one.
+HOLD = """const genuine = window.fetch;
+window.fetch = async (...given) => {
+    const answer = await genuine(...given), mounted = () => document.querySelector('#loss .js-plotly-plot')?._fullLayout;
+    while (String(given[0]).includes('component_server') && !mounted()) await new Promise(requestAnimationFrame);
+    return answer;
+};"""
 DETAILS = ("lr", "grad_norm", "tokens_per_s")
 RATE = {"max_steps": 60, "log_interval": 1, "eval_interval": 20}
 
@@ -47,11 +67,6 @@ def toast(page: Page) -> Locator:
 def short(value: float | None) -> float | None:
     """A number as the feed sends it: six significant digits."""
     return None if value is None else float(f"{value:.6g}")
-
-
-def place_of(page: Page, selector: str) -> list[float]:
-    """Where something lies on the whole page: left, top, width, height."""
-    return list(page.locator(selector).evaluate("n => { const r = n.getBoundingClientRect(); return [r.x, r.y + scrollY, r.width, r.height]; }"))
 
 
 def expected_curves(events: list[dict[str, Any]]) -> dict[str, tuple[list[int], list[float | None]]]:
@@ -80,7 +95,7 @@ def remove(folder: Path) -> None:
     wait_until(gone, "the folder to go")
 
 
-def test_the_page_is_alive_before_any_click(untouched: Server, visitor: VisitorFactory) -> None:
+def test_the_page_is_alive_before_any_click(untouched: Server, tab: TabFactory) -> None:
     example = our_metadata(read_header(EXAMPLE))
     samples = [sample["text"].lstrip("\n") for sample in example["samples"]]
     served = json.loads(json.dumps(requests.get(untouched.url + "config", timeout=10).json()))
@@ -88,7 +103,7 @@ def test_the_page_is_alive_before_any_click(untouched: Server, visitor: VisitorF
     assert samples[-1].split("\n")[1] in values
     assert "an example, trained before you came" in values
 
-    page = visitor(untouched)
+    page = tab(untouched)
     assert page.locator("#before").text_content() == samples[0]
     assert page.locator("#after").text_content() == samples[-1]
     assert page.locator("#age").get_attribute("max") == str(len(samples) - 1)
@@ -106,14 +121,23 @@ def test_the_page_is_alive_before_any_click(untouched: Server, visitor: VisitorF
     assert page.title() == "MiniGPT"
 
 
+def test_a_chart_that_mounts_while_its_page_asks_for_the_first_time_keeps_its_curve(untouched: Server, tab: TabFactory) -> None:
+    page = tab(untouched, script=HOLD)
+    curve = trace(page, "loss", VAL)
+    assert curve[0]
+    page.wait_for_function("window.minigpt.polls > 2")
+    assert trace(page, "loss", VAL) == curve
+
+
 def test_a_run_turns_the_button_into_stop_and_ends_with_a_verdict_and_a_look_inside(page: Page, server: Server) -> None:
     open_part(page, "settings-training")
     set_number(page, "max_steps", 100)
-    place = place_of(page, "#train")
-    press_train(page)
+    (place, hidden), after = page.evaluate(PRESS)
+    assert place
+    assert hidden is None
+    assert after == [None, place]
+    page.wait_for_function("window.minigpt.view.live")
     expect(page.locator("#stop")).to_be_visible()
-    expect(page.locator("#train")).to_be_hidden()
-    assert place_of(page, "#stop") == place
     expect(page.locator("#status .state")).to_have_text(re.compile(r"^training · step \d+ of 100"))
     some = wait_points(page, 1)
     page.wait_for_function("window.minigpt.samples.length > 1")
@@ -138,11 +162,11 @@ def test_a_run_turns_the_button_into_stop_and_ends_with_a_verdict_and_a_look_ins
     assert page.get_by_role("tab", name="Checkpoint").get_attribute("aria-selected") == "true"
 
 
-def test_the_curves_equal_the_callbacks_events(page: Page, server: Server, visitor: VisitorFactory, short_text: str) -> None:
+def test_the_curves_equal_the_callbacks_events(page: Page, server: Server, tab: TabFactory, short_text: str) -> None:
     view = train_with(page, short_text, **RATE)
     wait_points(page, 3)
     open_part(page, "more")
-    watcher = visitor()
+    watcher = tab()
     wait_state(page, "finished")
     wait_state(watcher, "finished")
     open_part(watcher, "more")
@@ -261,13 +285,7 @@ def test_a_text_shorter_than_the_context_is_refused_with_the_length_that_fits(pa
     assert server.folders() == folders
 
     open_part(page, "settings-model")
-
-    def is_set() -> bool:  # a field that was mounted this moment may take back what is typed at once
-        set_number(page, "max_seq_len", 24)
-        expect(page.locator("#about")).to_contain_text("max_seq_len")
-        return page.locator("#setting-max_seq_len input[type=number]").input_value() == "24"
-
-    wait_until(is_set, "the context length to be set")
+    set_number(page, "max_seq_len", 24)
     assert train_with(page, max_steps=20)["run"]
     assert wait_state(page, *ENDED)["state"] == "finished"
 
@@ -332,9 +350,7 @@ def test_without_plotlys_global_the_chart_still_gets_its_points(page: Page, shor
     assert page.evaluate("window.Plotly") is None
     press_train(page)
     page.wait_for_function("window.minigpt.view.step > 0")
-    count = wait_points(page, 1)
-    count = wait_points(page, count)
-    wait_points(page, count)
+    count = wait_points(page, wait_points(page, 1))
     assert page.locator("#loss .main-svg").first.is_visible()
     assert trace(page, "loss", UNIFORM)[0] == [0, 5000]
     page.locator("#stop").click()
@@ -346,6 +362,7 @@ def test_everything_can_be_done_from_the_keyboard(page: Page, short_text: str) -
     paste_text(page, short_text)
     open_part(page, "settings-training")
     set_number(page, "max_steps", 5000)
+    set_number(page, "eval_interval", 20)
     before = page.evaluate("window.minigpt.view.run")
     page.locator("#train").focus()
     page.keyboard.press("Enter")
@@ -367,12 +384,15 @@ def test_everything_can_be_done_from_the_keyboard(page: Page, short_text: str) -
     expect(live).to_contain_text("Stopped after")
 
 
-def test_a_narrow_page_never_scrolls_sideways_and_keeps_stop_at_hand(visitor: VisitorFactory, short_text: str) -> None:
-    phone = visitor(width=390, height=844, has_touch=True, is_mobile=True)
+def test_a_narrow_page_never_scrolls_sideways_and_keeps_stop_at_hand(page: Page, faults: Faults, short_text: str) -> None:
+    phone = page
+    device = phone.context.new_cdp_session(phone)
+    device.send("Emulation.setDeviceMetricsOverride", {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True})
+    device.send("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    reload(phone, faults)
     widest = "Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)"
     assert phone.evaluate(widest) <= 390
-    paste_text(phone, short_text)
-    press_train(phone)
+    train_with(phone, short_text, max_steps=5000)
     wait_points(phone, 1)
     phone.evaluate("window.scrollTo(0, 0)")
     tops = [phone.locator(part).bounding_box()["y"] for part in ("#status .state", "#status .story", "#before", "#source")]

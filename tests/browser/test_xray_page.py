@@ -12,7 +12,7 @@ import torch
 from playwright.sync_api import Page, Route, expect
 from safetensors.torch import load_file
 
-from browser.conftest import EXAMPLE, Faults, Server, cells, choose, drop, open_part, opening
+from browser.conftest import EXAMPLE, Faults, Server, cells, choose, drop, open_part, opening, wait_until
 from browser.test_checkpoint_page import MARKUP, STEP
 from minigpt.inspection import inspect_file
 
@@ -163,10 +163,22 @@ def test_two_checkpoints_are_compared(shelf: Page, run: str) -> None:
     expect(shelf.locator("#differences")).to_contain_text("d_model")
     assert ["d_model", "16", "32"] in plain_cells(shelf, "differences")
     assert figure(shelf, "both-curves")["type"] == "scatter"
-    shelf.locator("#other input").fill(f"{run}/last")
-    shelf.locator("#other input").press("Enter")
-    shelf.locator("#compare").click()
+
+
+def test_a_comparison_asked_for_while_another_is_made_comes_after_it(shelf: Page, run: str) -> None:
+    """As a learner does who changes the choice while both still write: the first request is held back until the second is made."""
+    choose(shelf, run, "best")
+    open_part(shelf, "compare-part")
+    held: list[Route] = []
+    shelf.route("**/queue/join*", lambda route: route.continue_() if held else held.append(route))
+    for other in ("example/example", f"{run}/last"):
+        shelf.locator("#other input").fill(other)
+        shelf.locator("#other input").press("Enter")
+        shelf.locator("#compare").click()
+        wait_until(lambda: shelf.evaluate("1") and held, "the first request")
+    held[0].continue_()
     expect(shelf.locator("#changes")).to_contain_text("embedding.weight")
+    shelf.unroute("**/queue/join*")
     assert all(0 <= float(row[1]) < 1 for row in plain_cells(shelf, "changes"))
 
 
