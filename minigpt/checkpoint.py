@@ -23,7 +23,7 @@ import minigpt
 from minigpt.config import TransformerConfig, parse_config
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.events import finite
-from minigpt.header import number, our_metadata, read_header
+from minigpt.header import MAX_HEADER_BYTES, number, our_metadata, read_header
 from minigpt.model import MiniGPT, rotary_tables
 from minigpt.optim import AnyOptimizer
 from minigpt.system import write_atomically
@@ -83,6 +83,7 @@ def save_checkpoint(
         facts: further plain JSON values, such as `best_val_loss` or `series`.
 
     Raises:
+        CheckpointError: so much is to be told beside the weights that no reader would take the file.
         OSError: the disk is full or the folder cannot be written; an older file at `path` is unharmed.
     """
     target = Path(path if path is not None else config.checkpoint_path)
@@ -106,16 +107,22 @@ def save_checkpoint(
         "versions": {"minigpt": minigpt.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
     }
     metadata["sha256"] = digest(tensors, metadata)
-    header = {"format": "pt", "minigpt": json.dumps(metadata, allow_nan=False, ensure_ascii=False)}
-    write_atomically(target, pack_tensors(tensors, metadata=header), keep_as=keep_as)
+    write_atomically(target, _packed(tensors, metadata), keep_as=keep_as)
     return target
 
 
 def restate_checkpoint(path: Path, **facts: Any) -> None:
     """Change facts in a checkpoint's header, atomically; tensors and everything else stay as they are."""
     metadata = our_metadata(read_header(path)) or {}
-    header = {"format": "pt", "minigpt": json.dumps({**metadata, **facts}, allow_nan=False, ensure_ascii=False)}
-    write_atomically(path, pack_tensors(load_tensors(path.read_bytes()), metadata=header))
+    write_atomically(path, _packed(load_tensors(path.read_bytes()), {**metadata, **facts}))
+
+
+def _packed(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> bytes:
+    """Return a checkpoint's bytes, of which it is known that `read_header` takes them."""
+    data = pack_tensors(dict(tensors), metadata={"format": "pt", "minigpt": json.dumps(metadata, allow_nan=False, ensure_ascii=False)})
+    if (size := int.from_bytes(data[:8], "little")) > (most := MAX_HEADER_BYTES):
+        raise CheckpointError(f"the file's header would have {size >> 20} MB; at most {most >> 20} MB can be read again: use a smaller vocabulary")
+    return data
 
 
 def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:

@@ -100,8 +100,7 @@ def read_text(path: str | Path) -> str:
     """
     path = Path(path)
     try:
-        if path.stat().st_size > MAX_TEXT_BYTES:
-            raise DataError(f"the text has {path.stat().st_size >> 20} MB; at most {MAX_TEXT_BYTES >> 20} MB can be read: use a part of it")
+        _check_size(path.stat().st_size)
         data = system.read_regular(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", error)
@@ -113,8 +112,9 @@ def decode_text(data: bytes) -> str:
     """Decode a text as `read_text` does.
 
     Raises:
-        DataError: the bytes are binary or in another encoding.
+        DataError: the bytes are too many, binary or in another encoding.
     """
+    _check_size(len(data))
     encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         text = data.decode(encoding)
@@ -124,6 +124,11 @@ def decode_text(data: bytes) -> str:
     if "\x00" in text:
         raise DataError("the text holds zero bytes, so it is a binary file: give a plain text file")
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_TEXT_BYTES:
+        raise DataError(f"the text has {size >> 20} MB; at most {MAX_TEXT_BYTES >> 20} MB can be read: use a part of it")
 
 
 def load_corpus(data_path: str, stop_event: threading.Event | None = None) -> Corpus:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minigpt.config import UNK, TransformerConfig
-from minigpt.corpus import Corpus, download_shakespeare, load_corpus
+from minigpt.corpus import Corpus, decode_text, download_shakespeare, load_corpus
 from minigpt.errors import ConfigError, DataError, RunStopped
 from minigpt.events import Callback
 from minigpt.tokenizer import TOKENIZERS, TextTokenizer
@@ -21,6 +21,8 @@ from minigpt.tokenizer import TOKENIZERS, TextTokenizer
 __all__ = ["create_dataloaders", "create_datasets", "download_shakespeare", "prepare_text"]
 
 TRAIN_SHARE = 0.9
+SHORT_TEXT = 100_000  # characters, up to which a text is tried before there is a run: it may be too short for the settings
+MAX_TEXT = 20_000_000  # characters of a text given by a person on the page
 
 
 class TokenDataset:
@@ -189,15 +191,22 @@ class Text:
         }
 
 
-def check_text(text: str, config: TransformerConfig) -> None:
-    """Raise if `text` cannot be trained on with these settings.
+def checked_text(text: str, config: TransformerConfig) -> str:
+    """Return a text that a person gave as it will be read from its file, if there can be a run on it.
 
     Raises:
-        DataError: it is too short; the message has a number that would work.
+        DataError: it is empty, too long, binary, or too short for these settings; the message then has a number that would work.
     """
-    tokenizer = TOKENIZERS[config.tokenizer]()
-    tokenizer.build_vocab(text, config.vocab_size)
-    create_datasets(text, tokenizer, config.max_seq_len)
+    if not text.strip():
+        raise DataError("the text is empty; paste at least a page of text, or choose Shakespeare")
+    if len(text) > MAX_TEXT:
+        raise DataError(f"the text has {len(text):,} characters; at most {MAX_TEXT:,} can be read: use a part of it")
+    text = decode_text(text.encode("utf-8", "replace"))
+    if len(text) < SHORT_TEXT:
+        tokenizer = TOKENIZERS[config.tokenizer]()
+        tokenizer.build_vocab(text, config.vocab_size)
+        create_datasets(text, tokenizer, config.max_seq_len)
+    return text
 
 
 _recent: dict[tuple[str, str, int], tuple[TextTokenizer, Tensor]] = {}

@@ -1,5 +1,6 @@
 """Write text with a model, one token at a time. Draws from an own generator, so that it never disturbs a run's randomness."""
 
+import bisect
 import re
 import threading
 from collections.abc import Iterator
@@ -127,6 +128,12 @@ def sample_time(index: int) -> float:
     """Return the second of a run at which its sample number `index`, counted from 0, is due."""
     last = len(SAMPLE_TIMES_S) - 1
     return SAMPLE_TIMES_S[index] if index <= last else SAMPLE_TIMES_S[last] + 60.0 * (index - last)
+
+
+def samples_by(second: float) -> int:
+    """Return how many samples of a run are due by a second of it."""
+    last = SAMPLE_TIMES_S[-1]
+    return bisect.bisect_right(SAMPLE_TIMES_S, second) if second < last else len(SAMPLE_TIMES_S) + int((second - last) // 60.0)
 
 
 def first_id(tokenizer: TextTokenizer) -> int:

@@ -17,6 +17,7 @@ from minigpt.events import AnyEvent, Event, finite
 from minigpt.header import is_text, number
 
 MAX_POINTS = 2000
+MAX_SAMPLES = 200  # in a checkpoint
 SMOOTHING = 0.8
 EPOCHS = 1000  # of a series at most, until a resume
 COLUMNS = ("step", "loss", "lr", "grad_norm", "tokens_per_s", "val_loss", "elapsed")
@@ -166,11 +167,13 @@ class History:
         return frame.astype({"step": "int64"})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: the drawn points, the samples, the facts of the data. Plain JSON values."""
+        """Return what a checkpoint keeps: the drawn points, samples from the first to the latest, the facts of the data. Plain JSON values."""
         with self._lock:
+            apart = max((len(self.samples) - 1) / (MAX_SAMPLES - 1), 1.0)
+            chosen = [self.samples[round(index * apart)] for index in range(min(len(self.samples), MAX_SAMPLES))]
             return {
                 "series": {name: {"x": list(series.x), "y": [_short(y) for y in series.y]} for name, series in self.series.items()},
-                "samples": [dict(sample) for sample in self.samples],
+                "samples": [dict(sample) for sample in chosen],
                 "data": dict(self.last.get("data", {})),
             }
 

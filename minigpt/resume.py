@@ -13,7 +13,7 @@ from torch import Tensor
 from minigpt.checkpoint import LOCAL_FIELDS, NAMES, Checkpoint, first_usable
 from minigpt.config import TransformerConfig, parse_config
 from minigpt.errors import CheckpointError, ConfigError, DataError
-from minigpt.header import told
+from minigpt.header import number, told
 from minigpt.history import replay
 from minigpt.system import read_regular
 
@@ -112,7 +112,7 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
         trainer.model.load_state_dict(checkpoint.model.state_dict())
         _restore_optimizer(trainer, checkpoint.state)
         checks = facts["checks"]
-        trainer.step, trainer.elapsed_before, trainer.next_sample = checkpoint.step, float(facts["elapsed"]), int(facts["next_sample"])
+        trainer.step, trainer.elapsed_before, trainer.next_sample = checkpoint.step, _from_0(facts, "elapsed"), int(_from_0(facts, "next_sample"))
         trainer.val_loss, trainer.val_step = _loss(checks["val_loss"], torch.nan), int(checks["val_step"])
         trainer.best_val_loss, trainer.best_step = _loss(checks["best_val_loss"], torch.inf), int(checks["best_step"])
         trainer.without_best = int(checks["without_best"]) % max(trainer.config.patience, 1)  # who goes on after an early end has patience again
@@ -129,11 +129,17 @@ def _restore_optimizer(trainer: "Trainer", stored: dict[str, Tensor]) -> None:
     parameters = [parameter for group in trainer.optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = defaultdict(dict)
     for name in (name for name in stored if name.startswith("optim.")):
-        _, number, key = name.split(".")
-        if stored[name].dim() and stored[name].shape != parameters[int(number)].shape:
+        _, index, key = name.split(".")
+        if stored[name].dim() and stored[name].shape != parameters[int(index)].shape:
             raise ValueError(f"{name} has the wrong shape")
-        state[int(number)][key] = stored[name].clone()
+        state[int(index)][key] = stored[name].clone()
     trainer.optimizer.load_state_dict({"state": dict(state), "param_groups": trainer.optimizer.state_dict()["param_groups"]})
+
+
+def _from_0(facts: dict[str, Any], name: str) -> float:
+    if (found := number(facts[name])) is None or found < 0:
+        raise ValueError(f"{name} is {str(facts[name])[:40]}")
+    return found
 
 
 def _loss(value: float | None, missing: float) -> float:

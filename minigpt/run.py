@@ -50,6 +50,7 @@ class Run:
         self.note = ""  # what is worth saying beside the state: something that went wrong and was survived, or a compilation
         self.ended = threading.Event()
         self.life = secrets.token_hex(4)  # a reader's curves are of one life: a run that is gone on with keeps its id but not all its points
+        self.written_at = 0.0  # when `state.json` was last written by this run; another time on it is somebody else's
         self._state_lock = threading.Lock()
         self._stop_asked_at = -math.inf
 
@@ -117,8 +118,10 @@ class Run:
             "born": system.process_birth(os.getpid()),
             "updated_at": time.time(),
         }
+        path = self.folder / "state.json"
         try:
-            system.write_atomically(self.folder / "state.json", json.dumps(content).encode())
+            system.write_atomically(path, json.dumps(content).encode())
+            self.written_at = system.modified(path)
         except OSError as error:
             log.warning("the state of run %s could not be written: %s", self.id, error.strerror)
 

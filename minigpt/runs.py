@@ -21,9 +21,9 @@ from typing import Any, Literal
 from minigpt import system
 from minigpt.checkpoint import Checkpoint
 from minigpt.config import TransformerConfig
-from minigpt.data import check_text, prepare_text
+from minigpt.data import checked_text, prepare_text
 from minigpt.device import choose_device
-from minigpt.errors import ConfigError, DataError, MiniGPTError
+from minigpt.errors import ConfigError, MiniGPTError
 from minigpt.header import clean, is_text
 from minigpt.history import replay, to_line
 from minigpt.optim import warm_up
@@ -37,8 +37,6 @@ __all__ = ["PastRun", "Run", "RunBusy", "RunManager", "State"]
 
 log = logging.getLogger(__name__)
 
-SHORT_TEXT = 100_000  # characters, up to which a text is tried before the run is made: it may be too short for the settings
-MAX_TEXT = 20_000_000  # characters of a text given by a person on the page
 MAX_NAME = 60
 KINDS: tuple[Literal["best", "last"], ...] = ("best", "last")
 CHECK_DISK = "look at the disk's free space and the folder's permissions"
@@ -59,12 +57,23 @@ class RunManager:
         self.home = home
         self._lock = threading.Lock()
         self._closing = False
-        self.latest: Run | None = None
+        self._latest: Run | None = None
+
+    @property
+    def latest(self) -> Run | None:
+        """The run that this process began last; told as its folder tells it if somebody else has written there since it ended."""
+        if (run := self._latest) is None or run.is_live or system.modified(run.folder / "state.json") in (run.written_at, 0.0):
+            return run
+        return _past(run.folder) or run
+
+    @latest.setter
+    def latest(self, run: Run | None) -> None:
+        self._latest = run
 
     @property
     def active(self) -> Run | None:
         """The run that is at work now."""
-        return self.latest if self.latest is not None and self.latest.is_live else None
+        return self._latest if self._latest is not None and self._latest.is_live else None
 
     def create(self, config: TransformerConfig, *, preset: str, text: str | None = None) -> Run:
         """Check the settings and make the run's folder; nothing trains yet.
@@ -76,17 +85,13 @@ class RunManager:
 
         Raises:
             ConfigError: settings that do not fit each other or this machine, or a folder that cannot be made.
-            DataError: an empty, too short or too long text.
+            DataError: an empty, too short, too long or binary text.
         """
         config.check()
         if config.device != "auto":
             choose_device(config)  # asked for by name: not there is known now
-        if text is not None and not text.strip():
-            raise DataError("the text is empty; paste at least a page of text, or choose Shakespeare")
-        if text is not None and len(text) > MAX_TEXT:
-            raise DataError(f"the text has {len(text):,} characters; at most {MAX_TEXT:,} can be read: use a part of it")
-        if text is not None and len(text) < SHORT_TEXT:
-            check_text(text, config)
+        if text is not None:
+            text = checked_text(text, config)
         slug = re.sub(r"[^a-z0-9]+", "-", preset.lower())[:20] or "run"
         chosen = "checkpoint_dir" in config.model_fields_set
         folder = Path(config.checkpoint_dir) if chosen else self.home / f"{time.strftime('%Y%m%d-%H%M%S')}-{slug}-{secrets.token_hex(2)}"
@@ -98,7 +103,7 @@ class RunManager:
                 config.checkpoint_dir = str(folder)
                 config.data_path = str(Path(config.data_path).resolve()) if config.data_path else ""  # a resume may begin elsewhere
                 if text is not None:
-                    system.write_atomically(folder / "own text.txt", text.encode("utf-8", "replace"))
+                    system.write_atomically(folder / "own text.txt", text.encode())
                     config.data_path = str(folder / "own text.txt")
                 run = Run(folder, config, preset, disposable=not chosen)
                 run.write_config()
@@ -172,7 +177,7 @@ class RunManager:
         folder = found.path.parent if is_run(found.path.parent) else None
         config = resumed_config(found, folder, **changes)
         try:
-            run = self.create(config, preset="resumed") if folder is None else open_run(_at_rest(folder), config)
+            run = self.create(config, preset="resumed") if folder is None else open_run(self._at_rest(folder), config)
             system.sweep_strays(run.folder)
             metrics = run.folder / "metrics.jsonl"
             if not metrics.is_file():
@@ -208,7 +213,7 @@ class RunManager:
     def _folders(self) -> list[Path]:
         """List the folders of runs, the newest first, without those whose names are no text: a page could not be told of them."""
         found = [path for path in self.home.glob("*/config.json") if path.is_file() and is_text(path.parent.name) and is_run(path.parent)]
-        return [path.parent for path in sorted(found, key=_modified, reverse=True)]
+        return [path.parent for path in sorted(found, key=system.modified, reverse=True)]
 
     def _folder(self, run_id: str) -> Path:
         """Return the folder of a listed run, whose id is never used as a path."""
@@ -233,9 +238,8 @@ class RunManager:
         if (latest := self.latest) is not None and latest.id == run_id:
             return latest
         try:
-            folder = self._folder(run_id)
-            return _opened(folder, _modified(folder / "metrics.jsonl"), _modified(folder / "state.json"))
-        except (MiniGPTError, OSError):
+            return _past(self._folder(run_id))
+        except MiniGPTError:
             return None
 
     def rename(self, run_id: str, name: str) -> None:
@@ -250,45 +254,45 @@ class RunManager:
         if (live := self.active) is not None and live.id == run_id:
             live.rename(name)
             return
-        folder = _at_rest(self._folder(run_id))
+        folder = self._at_rest(self._folder(run_id))
         try:
             system.write_atomically(folder / "state.json", json.dumps({**read_state(folder), "name": name}).encode())
         except OSError as error:
             raise MiniGPTError(f"the name cannot be written ({error.strerror}): {CHECK_DISK}") from error
-        if self.latest is not None and self.latest.id == run_id:
-            self.latest.name = name
 
     def delete(self, run_id: str) -> None:
         """Delete a run with all its files.
 
         Raises:
-            RunBusy: it is at work.
-            MiniGPTError: there is no such run, another process trains it, or the disk refuses.
+            MiniGPTError: there is no such run, it is at work here or in another process, or the disk refuses.
         """
         with self._lock:
-            if (live := self.active) is not None and live.id == run_id:
-                raise RunBusy(live)
-            folder = _at_rest(self._folder(run_id))
+            folder = self._at_rest(self._folder(run_id))
             try:
                 shutil.rmtree(folder)  # which refuses a link to a folder elsewhere
             except OSError as error:
                 raise MiniGPTError(f"run {run_id} cannot be deleted ({error.strerror or error}): {CHECK_DISK}") from error
-            if self.latest is not None and self.latest.id == run_id:
-                self.latest = None
+            if self._latest is not None and self._latest.id == run_id:
+                self._latest = None
 
     def delete_checkpoint(self, saved: SavedCheckpoint) -> None:
         """Remove one listed checkpoint of a run that has ended.
 
         Raises:
-            RunBusy: its run is at work.
-            MiniGPTError: another process trains it.
+            MiniGPTError: its run is at work here or in another process.
             OSError: it cannot be removed.
         """
         with self._lock:
-            if (live := self.active) is not None and live.folder == saved.path.parent:
-                raise RunBusy(live)
-            _at_rest(saved.path.parent)
+            self._at_rest(saved.path.parent)
             saved.path.unlink()
+
+    def _at_rest(self, folder: Path) -> Path:
+        """Return the folder of a run unless somebody trains it."""
+        if (live := self.active) is not None and live.folder == folder:
+            raise MiniGPTError(f"run {folder.name} is training: stop it first")
+        if is_elsewhere(read_state(folder)):
+            raise MiniGPTError(f"run {folder.name} is training in another process: stop it there first")
+        return folder
 
     def checkpoint(self, run: str, kind: str) -> SavedCheckpoint | None:
         """Return one listed checkpoint by the names of its run and kind, neither of which is used as a path."""
@@ -303,23 +307,17 @@ class RunManager:
         return list(itertools.islice(filter(None, files), limit))
 
 
-def _at_rest(folder: Path) -> Path:
-    """Return the folder of a run unless another process trains it."""
-    if is_elsewhere(read_state(folder)):
-        raise MiniGPTError(f"run {folder.name} is training in another process: stop it there first")
-    return folder
+def _past(folder: Path) -> Run | None:
+    """Return a run with the curves of its folder, which is read again only when it has changed; None if it cannot be read."""
+    try:
+        return _opened(folder, system.modified(folder / "metrics.jsonl"), system.modified(folder / "state.json"))
+    except OSError:
+        return None
 
 
 @functools.lru_cache(maxsize=8)
 def _opened(folder: Path, *_changed: float) -> Run:
     return open_run(folder)
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # removed meanwhile
-        return 0.0
 
 
 def _warm_up() -> None:

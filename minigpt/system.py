@@ -122,6 +122,14 @@ def _refuse_irregular(path: Path) -> None:
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
+def modified(path: Path) -> float:
+    """Return when a file was last written; 0 if it is not there."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def write_atomically(path: Path, data: bytes, *, keep_as: Path | None = None) -> None:
     """Replace `path` by `data` so that a reader, a kill or a full disk finds either the old file or the new one, whole.
 

@@ -20,6 +20,7 @@ from minigpt.system import write_atomically
 WORD_RULE = r"\n|['’]?\w+(?:['’\-]\w+)*['’]?|--|[^\w\s]"
 PIECE = 1 << 16  # characters handed to the library at once: it holds the interpreter's lock for tens of milliseconds, not for the whole text
 PIECES_A_BATCH = 8
+MAX_TOKEN_BYTES = 100  # of a word in a vocabulary: the largest of them must fit into what is read of a checkpoint's header
 
 
 class TextTokenizer:
@@ -130,7 +131,7 @@ class WordTokenizer(TextTokenizer):
         )
 
     def build_vocab(self, text: str, max_vocab: int, stop_event: threading.Event | None = None) -> None:
-        """Learn the `max_vocab` most frequent tokens of `text`, the four specials included.
+        """Learn the `max_vocab` most frequent tokens of `text`, the four specials included; one of more than `MAX_TOKEN_BYTES` stays unknown.
 
         Raises:
             RunStopped: the stop event was set meanwhile.
@@ -138,7 +139,9 @@ class WordTokenizer(TextTokenizer):
         learner = self._pipeline({})
         trainer = trainers.WordLevelTrainer(vocab_size=max_vocab, special_tokens=list(SPECIAL_TOKENS), show_progress=False)
         learner.train_from_iterator(_pieces(text, stop_event), trainer)
-        self._tokenizer = self._pipeline(learner.get_vocab())
+        found = learner.get_vocab()
+        kept = [token for token in sorted(found, key=found.__getitem__) if len(token.encode()) <= MAX_TOKEN_BYTES]
+        self._tokenizer = self._pipeline({token: index for index, token in enumerate(kept)})
 
 
 class CharTokenizer(TextTokenizer):

@@ -21,7 +21,7 @@ from minigpt.device import choose_device, choose_precision, choose_threads
 from minigpt.errors import CheckpointError
 from minigpt.evaluation import evaluate
 from minigpt.events import Callback, CompleteEvent, DataEvent, EvalEvent, Event, Reason, StopSignal, finite, perplexity
-from minigpt.generate import sample, sample_time
+from minigpt.generate import sample, sample_time, samples_by
 from minigpt.history import History
 from minigpt.model import MiniGPT
 from minigpt.optim import FiniteGuard, configure_optimizer, get_lr
@@ -224,8 +224,7 @@ class Trainer:
 
     def sample(self, stop: threading.Event | None) -> None:
         """Write a sample, unless stopped meanwhile."""
-        while sample_time(self.next_sample) <= self.elapsed:
-            self.next_sample += 1
+        self.next_sample = max(self.next_sample, samples_by(self.elapsed))
         if self.history.samples and self.history.samples[-1]["step"] == self.step:
             return
         if (written := sample(self.model, self.tokenizer, self.config.seed, stop)) is None:
@@ -260,12 +259,14 @@ class Trainer:
         return {**found, "val_step": self.val_step, "best_step": self.best_step, "without_best": self.without_best}
 
     def tolerant_save(self, name: str) -> None:
-        """Save, but let the run go on if the disk refuses: the older file is unharmed, and the end of the run tries again."""
+        """Save, but let the run go on if the disk refuses: an older file is unharmed, and the end of the run tries again."""
         try:
             self.save(name)
         except OSError as error:
             log.warning("%s.safetensors could not be saved (%s); training goes on", name, error.strerror)
-            message = f"could not save: {error.strerror}; the older checkpoint is unharmed, training goes on"
+            files = Path(self.config.checkpoint_path), Path(self.config.checkpoint_dir) / "last.safetensors"
+            older = "the older checkpoint is unharmed" if any(file.is_file() for file in files) else "nothing is saved so far"
+            message = f"could not save: {error.strerror}; {older}, training goes on"
             self.emit({"type": "status", "phase": "saving", "message": message})
 
     def finish(self, reason: Reason) -> None:

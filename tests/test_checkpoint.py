@@ -17,13 +17,14 @@ from safetensors.torch import load_file, save_file
 
 from minigpt import checkpoint as module
 from minigpt import system
-from minigpt.checkpoint import FORMAT, load_checkpoint, read_checkpoint, save_checkpoint
+from minigpt.checkpoint import FORMAT, load_checkpoint, read_checkpoint, restate_checkpoint, save_checkpoint
 from minigpt.config import TransformerConfig
 from minigpt.errors import CheckpointError
-from minigpt.header import our_metadata, read_header
+from minigpt.header import MAX_HEADER_BYTES, our_metadata, read_header
+from minigpt.history import History
 from minigpt.model import MiniGPT
 from minigpt.optim import AnyOptimizer, configure_optimizer
-from minigpt.tokenizer import CharTokenizer, TextTokenizer, WordTokenizer
+from minigpt.tokenizer import MAX_TOKEN_BYTES, CharTokenizer, TextTokenizer, WordTokenizer
 
 Made = tuple[MiniGPT, AnyOptimizer, TransformerConfig, TextTokenizer]
 
@@ -496,3 +497,35 @@ def test_a_chosen_file_that_is_damaged_gives_way_to_last_then_previous_then_best
 def test_an_empty_folder_has_nothing_to_load(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is none"):
         load_checkpoint(TransformerConfig(checkpoint_dir=str(tmp_path)), "cpu")
+
+
+# What the header has room for
+
+
+@pytest.mark.parametrize("restated", [False, True])
+def test_what_no_reader_would_take_is_refused_and_replaces_nothing(restated: bool, saved: Path, made: Made) -> None:
+    model, optimizer, config, tokenizer = made
+    before = saved.read_bytes()
+    too_much = {"remark": "x" * (MAX_HEADER_BYTES + (1 << 20))}
+    with pytest.raises(CheckpointError, match="the file's header would have 17 MB; at most 16 MB can be read again: use a smaller vocab"):
+        if restated:
+            restate_checkpoint(saved, **too_much)
+        else:
+            save_checkpoint(model, optimizer, config, 9, 2.5, tokenizer=tokenizer, facts=too_much)
+    assert saved.read_bytes() == before
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
+def test_the_largest_vocabulary_of_the_longest_words_and_a_month_of_samples_can_be_read_again(tmp_path: Path) -> None:
+    most = int(TransformerConfig.model_fields["vocab_size"].metadata[1].le)
+    words = [f"{index:0{MAX_TOKEN_BYTES}}" for index in range(most)]
+    tokenizer = WordTokenizer()
+    tokenizer.build_vocab("\n".join(words), most)
+    config = TransformerConfig(vocab_size=most, max_seq_len=8, d_model=2, n_heads=1, n_layers=1, d_ff=4, checkpoint_dir=str(tmp_path))
+    history = History()
+    for minute in range(30 * 24 * 60):
+        history.append({"type": "sample", "step": minute, "elapsed": 60.0 * minute, "loss": 3.0, "prompt": words[-1], "text": " ".join(words[:48])})
+        history.append({"type": "log", "step": minute, "loss": 1 / 3, "lr": 1e-5 / 3, "grad_norm": 1 / 3, "tokens_per_s": 1e5 / 3, "elapsed": 1.0})
+    read = read_checkpoint(save_checkpoint(MiniGPT(config), None, config, 7, 3.5, tokenizer=tokenizer, facts=history.to_dict()))
+    assert read.tokenizer is not None
+    assert read.tokenizer.vocab_size == most

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minigpt.config import TransformerConfig
-from minigpt.generate import NEVER_WRITTEN, first_id, generate, usual_prompt, write
+from minigpt.generate import NEVER_WRITTEN, first_id, generate, sample_time, samples_by, usual_prompt, write
 from minigpt.model import MiniGPT
 from minigpt.tokenizer import CharTokenizer, TextTokenizer, WordTokenizer
 
@@ -174,3 +174,9 @@ def test_the_usual_prompt_is_one_the_vocabulary_can_spell(kind: Any, tiny_text: 
             assert prompt == "ROMEO:"
         if prompt != "\n":
             assert not set(tokenizer.encode(prompt)) & set(NEVER_WRITTEN)
+
+
+@pytest.mark.parametrize("second", [0.0, 0.4, 0.5, 59.9, 60.0, 60.1, 119.0, 120.0, 3600.0, 1e13])
+def test_as_many_samples_are_due_as_have_a_time_that_has_come(second: float) -> None:
+    count = samples_by(second)
+    assert sample_time(count - 1) <= second < sample_time(count)

@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 import random
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minigpt.history import COLUMNS, MAX_POINTS, SMOOTHING, History, Series, curves, read_history, to_line
+from minigpt.history import COLUMNS, MAX_POINTS, MAX_SAMPLES, SMOOTHING, History, Series, curves, read_history, to_line
 
 NAMES = {"train", "smoothed", "val", "lr", "grad_norm", "tokens_per_s"}
 NAN, INF = math.nan, math.inf
@@ -403,3 +404,14 @@ def test_two_resumes_in_a_row_are_followed_in_order(tmp_path: Path) -> None:
     read = read_history(written(tmp_path / "metrics.jsonl", *lines))
     assert read.series["train"].x == [1, 2, 3, 4, 5]
     assert read.series["train"].y == [4.0] * 4 + [2.0]
+
+
+def test_a_checkpoint_keeps_the_ends_of_a_month_of_samples_and_an_even_choice_between_them() -> None:
+    history = History()
+    for minute in range(30 * 24 * 60):
+        history.append({"type": "sample", "step": minute, "elapsed": 60.0 * minute, "loss": 3.0, "prompt": "a", "text": "b"})
+    steps = [kept["step"] for kept in history.to_dict()["samples"]]
+    assert (len(steps), steps[0], steps[-1]) == (MAX_SAMPLES, 0, 30 * 24 * 60 - 1)
+    gaps = {after - before for before, after in itertools.pairwise(steps)}
+    assert max(gaps) - min(gaps) <= 1
+    assert len(history.samples) == 30 * 24 * 60, "a page still has them all"

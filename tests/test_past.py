@@ -170,10 +170,16 @@ def test_a_run_at_work_can_be_renamed_but_neither_deleted_nor_resumed(manager: R
     run = endless(manager, settings)
     manager.rename("live", "my run")
     assert {line.id: line.name for line in manager.past()} == {"live": "my run", "old": "old"}
-    for act in (lambda: manager.delete("live"), lambda: manager.resume("live"), lambda: manager.resume("old")):
+    for start in (lambda: manager.resume("live"), lambda: manager.resume("old")):
         with pytest.raises(RunBusy) as refused:
-            act()
+            start()
         assert refused.value.run is run
+    saved = manager.checkpoint("live", "best")
+    assert saved is not None
+    for remove in (lambda: manager.delete("live"), lambda: manager.delete_checkpoint(saved)):
+        with pytest.raises(MiniGPTError, match="run live is training: stop it first"):
+            remove()
+    assert saved.path.exists()
     manager.delete("old")
     manager.shutdown(LIMIT_S)
     assert [(line.id, line.name, line.state) for line in manager.past()] == [("live", "my run", "stopped")]
@@ -211,6 +217,39 @@ def test_a_run_that_ended_here_and_trains_elsewhere_is_not_renamed_or_deleted(ma
         with pytest.raises(MiniGPTError, match="is training in another process"):
             act()
     assert (run.folder / "state.json").read_bytes() == before
+
+
+def test_a_run_that_ended_here_and_was_gone_on_with_elsewhere_is_told_as_its_folder_tells_it(manager: RunManager, settings: Any) -> None:
+    run = manager.latest = done(manager, settings(), cut=6)
+    assert manager.latest is run
+    assert manager.run("run") is run
+    elsewhere = RunManager(manager.home).reopen(run.folder, max_steps=20)
+    elsewhere.work()
+    told = [manager.latest, manager.run("run")]
+    assert [(seen and (seen.state, seen.step, seen.max_steps)) for seen in told] == [("finished", 20, 20)] * 2
+    state = {**json.loads((run.folder / "state.json").read_text()), "state": "training", "pid": os.getppid()}
+    (run.folder / "state.json").write_text(json.dumps({**state, "born": system.process_birth(os.getppid())}))
+    system.append_line(run.folder / "metrics.jsonl", json.dumps({"type": "log", "step": 21, "max_steps": 30, "loss": 3.0}))
+    assert manager.latest is not None
+    assert (manager.latest.state, manager.latest.step, manager.latest.max_steps) == ("training", 21, 30)
+    (run.folder / "state.json").write_text(json.dumps({**state, "state": "stopped"}))
+    assert manager.latest is manager.latest, "it is not read again while nobody writes"
+    assert manager.active is None
+    manager.delete("run")
+    assert manager.latest is None
+
+
+def test_a_run_of_this_process_is_told_from_memory_whatever_it_writes_itself(manager: RunManager, settings: Any) -> None:
+    run = endless(manager, settings)
+    manager.rename("live", "my run")
+    assert manager.latest is run
+    manager.shutdown(LIMIT_S)
+    assert manager.latest is run
+    manager.rename("live", "my other run")
+    assert manager.latest is not None
+    assert manager.latest.name == "my other run"
+    run.folder.rename(run.folder.with_name("gone"))
+    assert manager.latest is run
 
 
 def test_deleting_takes_the_folder_and_nothing_else(manager: RunManager, settings: Any, tmp_path: Path) -> None:

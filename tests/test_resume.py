@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -404,6 +405,23 @@ def test_a_file_that_lacks_a_fact_is_refused_in_one_sentence(missing: str, confi
     sitting(config(), cut=3)
     with pytest.raises(CheckpointError, match=r"^this file does not hold all that a resume needs \(KeyError: "):
         go_on(config())
+
+
+@pytest.mark.parametrize("fact", ["next_sample", "elapsed"])
+@pytest.mark.parametrize("value", [-1, -1e9, 10**30, "x", True])
+def test_a_file_that_says_what_no_run_can_is_refused_in_one_sentence(fact: str, value: Any, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = Trainer.facts
+    monkeypatch.setattr(Trainer, "facts", lambda self: {**facts(self), fact: value})
+    sitting(config(), cut=3)
+    with pytest.raises(CheckpointError, match=rf"^this file does not hold all that a resume needs \(ValueError: .* {re.escape(str(value))}"):
+        go_on(config())
+
+
+def test_a_file_that_says_it_trained_for_ages_is_gone_on_with_at_once(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = Trainer.facts
+    monkeypatch.setattr(Trainer, "facts", lambda self: {**facts(self), "elapsed": 1e13})
+    sitting(config(), cut=3)
+    assert go_on(config())[-1]["reason"] == "finished"
 
 
 def test_an_optimizer_of_another_shape_is_refused(config: Any) -> None:

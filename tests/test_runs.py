@@ -17,12 +17,13 @@ from minigpt import run as one_run
 from minigpt import runs, system
 from minigpt import train as trainer
 from minigpt.config import TransformerConfig
+from minigpt.data import MAX_TEXT
 from minigpt.errors import ConfigError, DataError, MiniGPTError
 from minigpt.events import Event
 from minigpt.export import export
 from minigpt.header import our_metadata, read_header
 from minigpt.history import read_history, to_line
-from minigpt.runs import MAX_TEXT, RunBusy, RunManager
+from minigpt.runs import RunBusy, RunManager
 
 LIMIT_S = 60.0
 EXAMPLE = Path(__file__).parent.parent / "assets" / "example.safetensors"
@@ -484,10 +485,12 @@ def test_a_checkpoint_that_could_not_be_saved_is_noted_until_training_says_somet
         ("", "the text is empty"),
         (" \n\t ", "the text is empty"),
         ("x" * (MAX_TEXT + 1), "the text has 20,000,001 characters; at most 20,000,000"),
+        ("\N{PERFORMING ARTS}" * 18_000_000, "the text has 68 MB; at most 64 MB can be read: use a part of it"),
+        ("ROMEO: love\n" * 100 + "\0", "the text holds zero bytes, so it is a binary file"),
     ],
-    ids=["short", "empty", "blank", "long"],
+    ids=["short", "empty", "blank", "long", "wide", "binary"],
 )
-def test_a_text_that_is_empty_too_short_or_too_long_is_refused_before_a_folder_is_made(text: str, words: str, manager: RunManager) -> None:
+def test_a_text_that_cannot_be_trained_on_is_refused_before_a_folder_is_made(text: str, words: str, manager: RunManager) -> None:
     with pytest.raises(DataError, match=words):
         manager.start(tiny(), preset="quick", text=text)
     assert not manager.home.exists()

@@ -309,3 +309,11 @@ def test_other_threads_go_on_while_a_vocabulary_is_learned(kind: str, plays: str
 def test_an_id_that_does_not_exist_reads_as_unknown() -> None:
     assert CharTokenizer().token_of(10**6) == "<unk>"
     assert WordTokenizer().id_of("word") is None
+
+
+def test_a_word_of_more_bytes_than_a_vocabulary_keeps_is_unknown() -> None:
+    longest, wide = "x" * module.MAX_TOKEN_BYTES, "ü" * (module.MAX_TOKEN_BYTES // 2)
+    tokenizer = learned(f"key {longest}\n{wide} {longest}x {wide}ü {'9' * 9000} end end", cap=12)
+    found = [tokenizer.token_of(index) for index in tokenizer.encode(f"key {longest} {wide} {longest}x {wide}ü {'9' * 9000} end")]
+    assert found == ["key", longest, wide, *[SPECIAL_TOKENS[UNK]] * 3, "end"]
+    assert sorted(json.loads(tokenizer.to_json())["model"]["vocab"].values()) == list(range(tokenizer.vocab_size))

@@ -594,11 +594,16 @@ def test_a_disk_that_refuses_for_a_while_does_not_end_the_run(tiny_config: Any, 
     config = tiny_config()
     _, _, events = run(config)
     said = [event["message"] for event in of(events, "status") if event["phase"] == "saving"]
-    assert said
-    assert "No space left" in said[0]
-    assert "training goes on" in said[0]
+    assert set(said) == {"could not save: No space left on device; nothing is saved so far, training goes on"}
     assert events[-1]["reason"] == "finished"
     assert saved(config, "last")["step"] == 12
+
+
+def test_the_older_checkpoint_is_spoken_of_once_there_is_one(tiny_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing(monkeypatch, lambda _, step: 0 < step < 12)
+    _, _, events = run(tiny_config())
+    said = {event["message"] for event in of(events, "status") if event["phase"] == "saving"}
+    assert said == {"could not save: No space left on device; the older checkpoint is unharmed, training goes on"}
 
 
 def test_a_disk_that_refuses_to_the_end_is_an_error(tiny_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import math
 import os
@@ -14,13 +15,15 @@ import gradio as gr
 import orjson
 import pytest
 import torch
+from gradio.state_holder import SessionState
 from safetensors.torch import save_file
 
-from minigpt import foreign, runs
+from minigpt import foreign
 from minigpt.checkpoint import save_checkpoint
 from minigpt.cli import Parser
 from minigpt.cli_flags import parse_train
 from minigpt.config import TransformerConfig, extra, fields
+from minigpt.data import MAX_TEXT
 from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError
 from minigpt.foreign import open_any
 from minigpt.history import MAX_POINTS, History
@@ -30,7 +33,7 @@ from minigpt.past import open_run
 from minigpt.presets import PRESETS
 from minigpt.runs import Run, RunManager
 from minigpt.tokenizer import WordTokenizer
-from minigpt.ui import charts, checkpoint_tab, feed, form, runs_list, shelf, train_tab, words
+from minigpt.ui import charts, checkpoint_tab, feed, form, page, pages, runs_list, shelf, train_tab, words
 from minigpt.ui.api import Api
 from minigpt.ui.refusals import markup, refusing, sentence
 
@@ -362,6 +365,13 @@ def test_a_preset_that_does_not_exist_is_refused_with_those_that_do(preset: Any)
 def test_a_setting_of_a_wrong_type_is_refused_and_never_converted(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"d_model is .*; it must be a whole number from 2 to 8,192"):
         form.checked("quick", {"d_model": value})
+
+
+def test_a_device_that_is_not_there_is_told_while_the_form_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, there in (("cuda", torch.cuda), ("mps", torch.backends.mps)):
+        monkeypatch.setattr(there, "is_available", lambda: False)
+        told, *_ = train_tab._planned("quick", *form.values_of(PRESETS["quick"].config(device=name)))
+        assert told == f'<span class="wrong">Device is {name}; this machine has cpu: try cpu</span>'
 
 
 def test_all_problems_of_a_form_are_told_at_once() -> None:
@@ -894,7 +904,7 @@ def test_watching_yields_the_figure_first_and_last_and_only_news_in_between(trai
         (("quick", {}, ["a"]), "text is .*; it must be text"),
         (("quick", {}, {"a": 1}), "text is .*; it must be text"),
         (("quick", {}, " \n"), "the text is empty"),
-        (("quick", {}, "x" * (runs.MAX_TEXT + 1)), "the text has 20,000,001 characters"),
+        (("quick", {}, "x" * (MAX_TEXT + 1)), "the text has 20,000,001 characters"),
     ],
     ids=lambda value: ascii(value)[:40] if isinstance(value, tuple) else "",
 )
@@ -1121,6 +1131,58 @@ def test_what_cannot_write_is_refused_before_it_is_asked_to(manager: RunManager,
     ):
         with pytest.raises(MiniGPTError, match=said):
             open_any(shelf.path_of(manager, chosen, path))
+
+
+EXAMPLE = "example/example"
+
+
+@pytest.mark.parametrize(
+    ("handler", "data", "said"),
+    [
+        ("write_text", [EXAMPLE, None, "a", 80, 0.8, -1], "Seed is -1; it must be a whole number from 0 to 4,294,967,295"),
+        ("write_text", [EXAMPLE, None, "a", 80, 0.8, 1e20], "Seed is 1e[+]20; it must be a whole number"),
+        ("write_text", [EXAMPLE, None, "a", 80, 0.8, 1.5], "Seed is 1.5; it must be a whole number"),
+        ("write_text", [EXAMPLE, None, "a", 80, 0.8, "x"], "Seed is x"),
+        ("write_text", [EXAMPLE, None, "a", NAN, 0.8, 0], "Length is nan; it must be a whole number from 1 to 400"),
+        ("write_text", [EXAMPLE, None, "a", -5, 0.8, 0], "Length is -5"),
+        ("write_text", [EXAMPLE, None, "a", None, 0.8, 0], "Length is None"),
+        ("write_text", [EXAMPLE, None, "a", 80, NAN, 0], "Boldness is nan; it must be a number from 0 to 5"),
+        ("compare", [EXAMPLE, None, [EXAMPLE], None, "a", 20, 0.8, 0], "no longer there"),
+        ("compare", [EXAMPLE, None, 5, None, "a", 20, 0.8, 0], "no longer there"),
+        ("compare", [EXAMPLE, None, EXAMPLE, None, "a", 20, 0.8, -1], "Seed is -1"),
+        ("_choose", ["nope"], "preset is &#x27;nope&#x27;; it must be one of quick"),
+        ("_save", ["quick", *[[]] * len(form.NAMES)], "Architecture is .*; it must be"),
+        ("_choose", [None], "preset is &#x27;None&#x27;; it must be one of quick"),
+    ],
+)
+def test_what_no_control_of_the_page_would_send_gets_a_sentence(handler: str, data: list[Any], said: str, manager: RunManager) -> None:
+    pages.opened(EXAMPLE)  # by the page without a session, which is that of every test
+    demo = page.build(manager)
+    function = next(function for function in demo.fns.values() if function.name == handler)
+
+    async def ask() -> None:
+        answer: dict[str, Any] = {"is_generating": True}
+        while answer["is_generating"]:
+            answer = await demo.process_api(function, data, state=SessionState(demo), iterator=answer.get("iterator"))
+
+    with pytest.raises(gr.Error, match=said) as refusal:
+        asyncio.run(ask())
+    assert not refusal.value.print_exception
+
+
+def test_a_link_or_a_file_of_settings_that_is_none_is_taken_for_an_empty_one(manager: RunManager) -> None:
+    assert train_tab.arrive(manager, None, train_tab.SHAKESPEARE, "")[3:] == train_tab.FORM_AS_IT_IS
+    with pytest.raises(ConfigError, match="this file holds no settings"):
+        form.from_json(None)
+
+
+def test_a_run_without_a_checkpoint_opens_nothing_and_no_other_run_s(trained: RunManager) -> None:
+    assert trained.latest is not None
+    assert checkpoint_tab.open_best(trained, trained.latest.id)[0] == f"{trained.latest.id}/best"
+    assert checkpoint_tab.open_best(trained, "example")[0] == EXAMPLE
+    for run_id in ("20260101-000000-quick-0000", "", None):
+        with pytest.raises(CheckpointError, match="this run has no checkpoint any more"):
+            checkpoint_tab.open_best(trained, run_id)
 
 
 def test_a_file_without_a_vocabulary_reads_and_writes_ids(manager: RunManager, tiny_text: str) -> None:

@@ -23,8 +23,9 @@ from minigpt.header import clean, number
 from minigpt.history import curves
 from minigpt.inspection import Report, inspect_parts, inspect_safely
 from minigpt.inspection.hub import inspect_hub
-from minigpt.runs import RunManager
+from minigpt.runs import KINDS, RunManager
 from minigpt.ui import charts, compare, feed, pages, shelf, takeaway, words, xray, xray_charts
+from minigpt.ui.form import unjudged
 from minigpt.ui.refusals import refusing
 from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, first_prompt, id_of, listed, path_of, saved, written
 from minigpt.ui.xray import SHOWN, parts_table, settings_table, table, tensors_table
@@ -106,25 +107,25 @@ def _writing(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[
     with gr.Accordion("Write with it", open=True, elem_id="write-part") as writing:
         prompt = gr.Textbox(label="Prompt", placeholder="the start of a text; empty takes the model's usual one", lines=2, elem_id="prompt")
         with gr.Row():
-            length = gr.Slider(10, MAX_NEW_TOKENS, 80, step=10, label="Length", info="Tokens to write.", elem_id="length")
+            length = unjudged(gr.Slider(10, MAX_NEW_TOKENS, 80, step=10, label="Length", info="Tokens to write.", elem_id="length"))
             boldness = "Temperature: 0 takes the likeliest each time."
-            temperature = gr.Slider(0, 1.5, 0.8, step=0.1, label="Boldness", info=boldness, elem_id="temperature")
-            seed = gr.Number(0, label="Seed", info="Same seed, same text.", precision=0, minimum=0, maximum=2**32 - 1, elem_id="seed")
+            temperature = unjudged(gr.Slider(0, 1.5, 0.8, step=0.1, label="Boldness", info=boldness, elem_id="temperature"))
+            seed = unjudged(gr.Number(0, label="Seed", info="Same seed, same text.", elem_id="seed"))
         go = gr.Button("Write", variant="primary", elem_id="write")
         text = gr.Textbox(label="Text", lines=8, max_lines=16, interactive=False, buttons=["copy"], elem_id="text")
     asked: list[gr.components.Component] = [prompt, length, temperature, seed]
 
-    def write_text(chosen: str, upload: str | None, prompt: str, length: float, temperature: float, seed: float) -> Iterator[str]:
+    def write_text(chosen: str, upload: str | None, prompt: str, length: int, temperature: float, seed: int | None) -> Iterator[str]:
         """Yield the text as it grows."""
         yield prompt or ""  # at once: what has not yielded yet cannot be cancelled
         with refusing("Cannot write"):
             checkpoint = open_any(path_of(manager, chosen, upload))
+            text = written(checkpoint, prompt or "", length, temperature, seed or 0)
             ids = checkpoint.tokenizer.encode((prompt or "")[:MAX_PROMPT]) if checkpoint.tokenizer else []
             if checkpoint.tokenizer and (remark := unknown(checkpoint.tokenizer, ids)):
                 gr.Info(f"{html.escape(remark)}.")
-            text = written(checkpoint, prompt or "", int(length or 80), float(temperature or 0.0), int(seed or 0))
             for count, grown in enumerate(text, start=1):
-                if count % 4 == 0 or count == int(length or 80):
+                if count % 4 == 0 or count == length:
                     yield grown
 
     writes = go.click(pages.while_shown(write_text), [chosen, upload, *asked], text, concurrency_limit=2, **SHOWN)
@@ -134,6 +135,19 @@ def _writing(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[
 def open_id(manager: RunManager, chosen: str) -> list[Any]:
     """Show a listed checkpoint."""
     return _or_refusal(chosen, lambda: shown_details(chosen, shelf.find(manager, chosen).path, shelf.title(manager, chosen)))
+
+
+def open_best(manager: RunManager, run_id: str) -> list[Any]:
+    """Show a run's best checkpoint, or its last one if the best has learnt nothing.
+
+    Raises:
+        CheckpointError: it has none.
+    """
+    if run_id == "example":
+        return open_id(manager, "example/example")
+    if items := [item for kind in KINDS if (item := manager.checkpoint(run_id, kind))]:
+        return open_id(manager, shelf.first(items).id)
+    raise CheckpointError("this run has no checkpoint any more")
 
 
 def open_newest(manager: RunManager) -> list[Any]:

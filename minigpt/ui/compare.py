@@ -41,10 +41,12 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
                 texts = [gr.Textbox(label="Text", lines=6, interactive=False, elem_id=f"text-{name}") for name in "ab"]
 
     def compare(
-        chosen: str, upload: str | None, other: str | None, other_upload: str | None, prompt: str, length: float, temperature: float, seed: float
+        chosen: str, upload: str | None, other: str | None, other_upload: str | None, prompt: str, length: int, temperature: float, seed: int | None
     ) -> Iterator[list[Any]]:
         """Yield what differs, then the texts as both write them."""
+        options = (prompt or "", length, temperature, seed or 0)
         with refusing("Cannot compare"):
+            shelf.check_wish(*options)
             paths = shelf.path_of(manager, chosen, upload), shelf.path_of(manager, shelf.UPLOADED if other_upload else other or "", other_upload)
             names = [shelf.title(manager, id) for id in (chosen, shelf.UPLOADED if other_upload else str(other))]
             reports = [inspect_safely(path) for path in paths]
@@ -56,7 +58,6 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
                 gr.Plot(charts.as_plot(xray_charts.two_runs_figure(drawn)), visible=any(drawn.values())),
                 *(gr.Textbox("", label=label) for label in drawn),
             ]
-            options = (prompt or "", int(length or 80), float(temperature or 0.0), int(seed or 0))
             pair = itertools.zip_longest(*(_text(path, *options) for path in paths))
             last = ["", ""]
             for count, grown in enumerate(pair):

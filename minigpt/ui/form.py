@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 from urllib.parse import parse_qsl, urlencode
 
 import gradio as gr
@@ -15,6 +15,7 @@ from minigpt.ui.words import duration
 
 NAMES = [*fields("model"), *fields("training")]
 OPTIONAL = ("max_epochs",)
+Control = TypeVar("Control", bound=gr.components.Component)
 
 
 def control(name: str) -> gr.components.Component:
@@ -29,14 +30,16 @@ def control(name: str) -> gr.components.Component:
         value, info = 0, f"{info} Here 0 means empty."
     common: dict[str, Any] = {"value": value, "label": field.title, "info": info, "elem_id": f"setting-{name}", "interactive": True}
     if field.annotation not in (int, float) and name not in OPTIONAL:
-        return gr.Radio(list(get_args(field.annotation)), **common)
+        return unjudged(gr.Radio(list(get_args(field.annotation)), **common))
     if slider := extra(field)["slider"]:
-        component = gr.Slider(slider[0], slider[1], step=slider[2], **common)
-        # The config judges the value, in its own sentence and beyond the slider's range. Set on the object: gradio writes a stub file beside
-        # each module that subclasses a component.
-        setattr(component, "preprocess", lambda payload: payload)  # noqa: B010
-        return component
+        return unjudged(gr.Slider(slider[0], slider[1], step=slider[2], **common))
     return gr.Number(**common)
+
+
+def unjudged(control: Control) -> Control:
+    """Let a control pass on whatever it is given, also beyond a slider's range: what reads it judges the value, in a sentence of its own."""
+    setattr(control, "preprocess", lambda payload: payload)  # noqa: B010  on the object: gradio writes a stub file beside a module of subclasses
+    return control
 
 
 def values_of(config: TransformerConfig) -> list[Any]:
@@ -73,13 +76,13 @@ def link(preset: str, config: TransformerConfig) -> str:
     return urlencode({"preset": preset, **differing(preset, config)})
 
 
-def from_link(query: str) -> tuple[str, TransformerConfig] | None:
+def from_link(query: str | None) -> tuple[str, TransformerConfig] | None:
     """Read the settings in an address; None if it has none. What is no setting is left to others.
 
     Raises:
         ConfigError: with every problem, one sentence a line.
     """
-    given = {name: value for name, value in parse_qsl(query.removeprefix("?")[:10_000]) if name in ("preset", *NAMES)}
+    given = {name: value for name, value in parse_qsl((query or "").removeprefix("?")[:10_000]) if name in ("preset", *NAMES)}
     preset = given.pop("preset", "" if not given else DEFAULT_PRESET)
     return (preset, checked(preset, given, strict=False)) if preset else None
 
@@ -103,14 +106,14 @@ def to_json(preset: str, config: TransformerConfig) -> str:
     return json.dumps({"preset": preset, **{name: values[name] for name in NAMES}}, indent=1)
 
 
-def from_json(content: bytes) -> tuple[str, TransformerConfig]:
+def from_json(content: bytes | None) -> tuple[str, TransformerConfig]:
     """Read a file made by `to_json`; settings that it lacks are the preset's.
 
     Raises:
         ConfigError: the file holds no settings, or wrong ones.
     """
     try:
-        given = json.loads(content[:100_000])
+        given = json.loads((content or b"")[:100_000])
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):

@@ -17,6 +17,7 @@ from minigpt import system
 from minigpt.runs import RunManager
 from minigpt.ui import api, checkpoint_tab, memory, runs_list, shelf, train_tab
 from minigpt.ui.feed import server_functions
+from minigpt.ui.refusals import warning
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +66,10 @@ def build(manager: RunManager) -> gr.Blocks:
                 listing, parts = checkpoint_tab.build(manager, tab)
 
         def show_run(run_id: str) -> list[Any]:
-            """Open a run's best checkpoint in the Checkpoint tab, or the newest one."""
-            items = [item for kind in ("best", "last") if (item := manager.checkpoint(run_id, kind))]
-            details = checkpoint_tab.open_id(manager, shelf.first(items).id) if items else checkpoint_tab.open_newest(manager)
-            return [gr.Tabs(selected="checkpoint"), shelf.listed(manager), *details]
+            """Open a run's checkpoint in the Checkpoint tab, or say that there is none and stay."""
+            with warning("Nothing to open"):
+                return [gr.Tabs(selected="checkpoint"), shelf.listed(manager), *checkpoint_tab.open_best(manager, run_id)]
+            return [gr.skip()] * len(opened)
 
         opened = [tabs, listing, *parts]
         shown: dict[str, Any] = {"js": "() => [window.minigpt.view.run]", "show_progress": "hidden", "api_visibility": "private"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from minigpt.checkpoint import Checkpoint
-from minigpt.errors import CheckpointError
+from minigpt.errors import CheckpointError, ConfigError
 from minigpt.generate import usual_prompt, write
 from minigpt.runs import RunManager
 from minigpt.saved import SavedCheckpoint, describe
@@ -59,7 +59,7 @@ def find(manager: RunManager, chosen: str) -> SavedCheckpoint:
     Raises:
         CheckpointError: there is none.
     """
-    run, _, kind = chosen.rpartition("/")
+    run, _, kind = chosen.rpartition("/") if isinstance(chosen, str) else ("", "", "")
     item = describe(feed.EXAMPLE, "example", "example", "example") if chosen == "example/example" else manager.checkpoint(run, kind)
     if item is not None:
         return item
@@ -101,9 +101,30 @@ def delete(manager: RunManager, chosen: str) -> None:
 
 
 def written(checkpoint: Checkpoint, prompt: str, length: int, temperature: float = 0.8, seed: int = 0) -> Iterator[str]:
-    """Yield the text as it grows; see `write`."""
+    """Yield the text as it grows; see `write` and `check_wish`."""
+    check_wish(prompt, length, temperature, seed)
     start = prompt[:MAX_PROMPT] or first_prompt(checkpoint)
     return write(checkpoint.model, checkpoint.tokenizer, start, length, temperature=temperature, seed=seed)
+
+
+def check_wish(prompt: object, length: object, temperature: object, seed: object) -> None:
+    """Check what a model is asked to write, by whomever.
+
+    Raises:
+        ConfigError: with the first value that cannot be.
+    """
+    if not isinstance(prompt, str):
+        raise ConfigError(f"prompt is {str(prompt)[:40]}; it must be text: leave it empty for the usual one")
+    _check("max_tokens", length, int, 1, MAX_NEW_TOKENS)
+    _check("temperature", temperature, float, 0, 5)
+    _check("seed", seed, int, 0, 2**32 - 1)
+
+
+def _check(name: str, value: object, kind: type[int] | type[float], low: float, high: float) -> None:
+    fits = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+    if not fits or not low <= value <= high:  # type: ignore[operator]
+        what = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"{name} is {str(value)[:40]}; it must be {what} from {low:,} to {high:,}")
 
 
 def first_prompt(checkpoint: Checkpoint) -> str:

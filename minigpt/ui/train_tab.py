@@ -14,6 +14,7 @@ import gradio as gr
 
 from minigpt.config import TransformerConfig, fields
 from minigpt.corpus import decode_text
+from minigpt.device import choose_device
 from minigpt.errors import DataError, MiniGPTError
 from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.runs import Run, RunBusy, RunManager
@@ -66,7 +67,7 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
                 )
                 file = gr.File(label="or drop a text file (UTF-8); it goes before the box", type="binary", height=150, elem_id="own-file")
             choices = [(form.label(name), name) for name in PRESETS]
-            preset = gr.Radio(choices, value=DEFAULT_PRESET, label="Run", elem_id="preset")
+            preset = form.unjudged(gr.Radio(choices, value=DEFAULT_PRESET, label="Run", elem_id="preset"))
             train = gr.Button("Train it", variant="primary", size="lg", elem_id="train")
             stop = gr.Button("Stop", variant="stop", size="lg", elem_id="stop")
             about = gr.HTML(html.escape(form.summary(DEFAULT_PRESET, PRESETS[DEFAULT_PRESET].config())), elem_id="about")
@@ -166,13 +167,16 @@ def _first_figure(view: dict[str, Any]) -> Any:
 
 def _choose(preset: str) -> list[Any]:
     """Set all controls to a preset and tell what that means."""
-    return _filled(preset, PRESETS[preset].config())[1:]
+    with refusing("No such preset"):
+        return _filled(preset, form.checked(preset, {}))[1:]
 
 
 def _planned(preset: str, *values: Any) -> list[Any]:
     """Tell what the settings on the form will cost, or what is wrong with them."""
     try:
         config = form.read(preset, values)
+        if config.device != "auto":
+            choose_device(config)
     except MiniGPTError as error:
         return [f'<span class="wrong">{markup(error)}</span>', gr.Button(visible=True), *[gr.skip()] * 3]
     changed = bool(form.differing(preset, config))
@@ -186,13 +190,13 @@ def _filled(preset: str, config: TransformerConfig) -> list[Any]:
     return [preset, *values, *_planned(preset, *values)]
 
 
-def arrive(manager: RunManager, given: str, source: str, text: str) -> list[Any]:
+def arrive(manager: RunManager, given: str | None, source: str, text: str) -> list[Any]:
     """Fill the form of a page just loaded: from a link's settings, else from the run that is live, else as it was; a new page is left alone."""
     texts = [source, text, gr.Group(visible=source == OWN)] if source == OWN else [gr.skip()] * 3
     filled = FORM_AS_IT_IS
     with warning("The settings in this address do not fit"):
         asked = form.from_link(given)
-        if (run := manager.active) is not None and not (asked and given.startswith("?")):
+        if (run := manager.active) is not None and not (asked and given and given.startswith("?")):
             preset = run.preset if run.preset in PRESETS else "classic"
             asked = (preset, form.as_asked(preset, run.config, run.history.last.get("data", {})))
         filled = _filled(*asked) if asked else FORM_AS_IT_IS
@@ -204,7 +208,7 @@ def _save(preset: str, *values: Any) -> str:
         return form.to_json(preset, form.read(preset, values))
 
 
-def _load(content: bytes) -> list[Any]:
+def _load(content: bytes | None) -> list[Any]:
     with warning("Not loaded"):
         return _filled(*form.from_json(content))
     return FORM_AS_IT_IS
