@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -112,16 +113,26 @@ def save_checkpoint(
 
 
 def restate_checkpoint(path: Path, **facts: Any) -> None:
-    """Change facts in a checkpoint's header, atomically; tensors and everything else stay as they are."""
+    """Change facts in a checkpoint's header, atomically; tensors and everything else stay as they are.
+
+    Raises:
+        CheckpointError: it is no checkpoint of ours, or its header would be larger than can be read.
+    """
     metadata = our_metadata(read_header(path)) or {}
     write_atomically(path, _packed(load_tensors(path.read_bytes()), {**metadata, **facts}))
+
+
+def anything_saved(config: TransformerConfig) -> bool:
+    """Tell whether a run with these settings has left a checkpoint."""
+    files = (config.checkpoint_path, *map(str, Path(config.checkpoint_dir).glob("*.safetensors")))
+    return any(os.path.isfile(file) for file in files)  # noqa: PTH113  `is_file` raises if a name is too long
 
 
 def _packed(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> bytes:
     """Return a checkpoint's bytes, of which it is known that `read_header` takes them."""
     data = pack_tensors(dict(tensors), metadata={"format": "pt", "minigpt": json.dumps(metadata, allow_nan=False, ensure_ascii=False)})
-    if (size := int.from_bytes(data[:8], "little")) > (most := MAX_HEADER_BYTES):
-        raise CheckpointError(f"the file's header would have {size >> 20} MB; at most {most >> 20} MB can be read again: use a smaller vocabulary")
+    if (size := int.from_bytes(data[:8], "little")) > MAX_HEADER_BYTES:  # a safetensors file begins with its header's length
+        raise CheckpointError(f"the file's header would have {size:,} bytes; at most {MAX_HEADER_BYTES:,} can be read again: keep fewer facts in it")
     return data
 
 

@@ -319,6 +319,9 @@ def export_command(arguments: Sequence[str]) -> int:
 
 
 def _best_in(path: Path) -> Path:
-    """Return a run's best checkpoint if this is the folder of a run, else what was given."""
+    """Return a run's best checkpoint, and say so, if this is the folder of a run, else what was given."""
     best = path / "best.safetensors"
-    return best if best.is_file() else path
+    if not best.is_file():
+        return path
+    complain(f"reading {best}")
+    return best

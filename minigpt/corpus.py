@@ -128,7 +128,7 @@ def decode_text(data: bytes) -> str:
 
 def _check_size(size: int) -> None:
     if size > MAX_TEXT_BYTES:
-        raise DataError(f"the text has {size >> 20} MB; at most {MAX_TEXT_BYTES >> 20} MB can be read: use a part of it")
+        raise DataError(f"the text has {-(-size >> 20)} MB; at most {MAX_TEXT_BYTES >> 20} MB can be read: use a part of it")
 
 
 def load_corpus(data_path: str, stop_event: threading.Event | None = None) -> Corpus:

@@ -132,8 +132,7 @@ def sample_time(index: int) -> float:
 
 def samples_by(second: float) -> int:
     """Return how many samples of a run are due by a second of it."""
-    last = SAMPLE_TIMES_S[-1]
-    return bisect.bisect_right(SAMPLE_TIMES_S, second) if second < last else len(SAMPLE_TIMES_S) + int((second - last) // 60.0)
+    return bisect.bisect_right(SAMPLE_TIMES_S, second) + max(int((second - SAMPLE_TIMES_S[-1]) // 60.0), 0)
 
 
 def first_id(tokenizer: TextTokenizer) -> int:

@@ -97,7 +97,7 @@ def describe_run(folder: Path) -> PastRun:
         error=str(state.get("error", "")),
         resumable="optimizer_groups" in header and not is_elsewhere(state),
         parameters=int(count) if (count := number(header.get("parameters"))) is not None else None,
-        tokenizer=str(config.get("tokenizer")) if isinstance(config := header.get("config"), dict) else "",
+        tokenizer=str(config.get("tokenizer", "")) if isinstance(config := header.get("config"), dict) else "",
     )
 
 

@@ -112,7 +112,8 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
         trainer.model.load_state_dict(checkpoint.model.state_dict())
         _restore_optimizer(trainer, checkpoint.state)
         checks = facts["checks"]
-        trainer.step, trainer.elapsed_before, trainer.next_sample = checkpoint.step, _from_0(facts, "elapsed"), int(_from_0(facts, "next_sample"))
+        trainer.step, trainer.elapsed_before = checkpoint.step, _not_negative(facts, "elapsed")
+        trainer.next_sample = int(_not_negative(facts, "next_sample"))
         trainer.val_loss, trainer.val_step = _loss(checks["val_loss"], torch.nan), int(checks["val_step"])
         trainer.best_val_loss, trainer.best_step = _loss(checks["best_val_loss"], torch.inf), int(checks["best_step"])
         trainer.without_best = int(checks["without_best"]) % max(trainer.config.patience, 1)  # who goes on after an early end has patience again
@@ -136,9 +137,9 @@ def _restore_optimizer(trainer: "Trainer", stored: dict[str, Tensor]) -> None:
     trainer.optimizer.load_state_dict({"state": dict(state), "param_groups": trainer.optimizer.state_dict()["param_groups"]})
 
 
-def _from_0(facts: dict[str, Any], name: str) -> float:
+def _not_negative(facts: dict[str, Any], name: str) -> float:
     if (found := number(facts[name])) is None or found < 0:
-        raise ValueError(f"{name} is {str(facts[name])[:40]}")
+        raise ValueError(f"{name} is {str(facts[name])[:40]}; it must be 0 or more")
     return found
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from minigpt import system
+from minigpt.checkpoint import anything_saved
 from minigpt.config import TransformerConfig
 from minigpt.distributed import train
 from minigpt.errors import MiniGPTError, RunStopped
@@ -147,9 +148,8 @@ class Run:
             self._fail(str(error))
         except OSError as error:
             log.warning("run %s: %s", self.id, error)
-            files = (self.config.checkpoint_path, *map(str, self.folder.glob("*.safetensors")))
-            kept = any(os.path.isfile(file) for file in files)  # noqa: PTH113  `is_file` raises if a name is too long
-            self._fail(f"the disk refused ({error.strerror or type(error).__name__}){'; what was saved before is unharmed' if kept else ''}")
+            unharmed = "; what was saved before is unharmed" if anything_saved(self.config) else ""
+            self._fail(f"the disk refused ({error.strerror or type(error).__name__}){unharmed}")
         except Exception as error:  # the edge of the thread: nobody above could tell the person who waits
             if isinstance(error, MemoryError) or "memory" in str(error):  # torch raises RuntimeError for want of memory
                 self._fail("this machine ran out of memory: try a smaller batch, width or context")

@@ -66,14 +66,10 @@ class RunManager:
             return run
         return _past(run.folder) or run
 
-    @latest.setter
-    def latest(self, run: Run | None) -> None:
-        self._latest = run
-
     @property
     def active(self) -> Run | None:
         """The run that is at work now."""
-        return self._latest if self._latest is not None and self._latest.is_live else None
+        return run if (run := self._latest) is not None and run.is_live else None
 
     def create(self, config: TransformerConfig, *, preset: str, text: str | None = None) -> Run:
         """Check the settings and make the run's folder; nothing trains yet.
@@ -89,7 +85,7 @@ class RunManager:
         """
         config.check()
         if config.device != "auto":
-            choose_device(config)  # asked for by name: not there is known now
+            choose_device(config)  # refused before there is a folder
         if text is not None:
             text = checked_text(text, config)
         slug = re.sub(r"[^a-z0-9]+", "-", preset.lower())[:20] or "run"
@@ -133,7 +129,7 @@ class RunManager:
             raise RunBusy(live)
 
     def _launch(self, run: Run) -> Run:
-        self.latest = run
+        self._latest = run
         try:
             threading.Thread(target=run.work, name=f"run-{run.id}", daemon=True).start()
         except RuntimeError as error:
@@ -254,11 +250,13 @@ class RunManager:
         if (live := self.active) is not None and live.id == run_id:
             live.rename(name)
             return
-        folder = self._at_rest(self._folder(run_id))
+        folder, latest = self._at_rest(self._folder(run_id)), self.latest
         try:
             system.write_atomically(folder / "state.json", json.dumps({**read_state(folder), "name": name}).encode())
         except OSError as error:
             raise MiniGPTError(f"the name cannot be written ({error.strerror}): {CHECK_DISK}") from error
+        if latest is not None and latest is self._latest and latest.id == run_id:
+            latest.name, latest.written_at = name, system.modified(folder / "state.json")
 
     def delete(self, run_id: str) -> None:
         """Delete a run with all its files.

@@ -25,6 +25,11 @@ class SavedCheckpoint:
         """What a page may send back to name this file; never a path."""
         return f"{self.run}/{self.kind}"
 
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return f"{self.name}/{self.kind}"
+
 
 def describe(path: Path, run: str, kind: Literal["best", "last", "example"], name: str) -> SavedCheckpoint | None:
     """Read one file's line of the list, or None if there is no readable checkpoint of ours."""

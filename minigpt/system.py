@@ -1,6 +1,7 @@
 """What differs between operating systems, each with the fallback that holds where it is missing. Knows no torch and no page."""
 
 import contextlib
+import ctypes
 import errno
 import os
 import re
@@ -21,6 +22,7 @@ try:
 except ModuleNotFoundError:  # Windows
     fcntl = resource = None  # type: ignore[assignment]  # the places that ask are limit_this_process and exclusive
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 _STRAY = re.compile(r"\.(.+)\.([0-9]+)\.[0-9a-f]{8}\.tmp", re.DOTALL)  # the form of the names that `stray` gives
 
 
@@ -70,8 +72,7 @@ def prepare_page() -> None:
             os.environ["GRADIO_TEMP_DIR"] = str(uploads)
     for name, place in (("MINIGPT_HOME", home()), ("GRADIO_TEMP_DIR", uploads)):
         try:
-            if not stat.S_ISDIR(place.stat().st_mode):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            os.scandir(place).close()
         except FileNotFoundError:  # it is made when it is needed
             continue
         except OSError as error:
@@ -258,6 +259,15 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that a training step frees, up to 128 MB, for the next step to take: pages anew from the system cost a fifth
+    of the time. Only glibc can be asked; elsewhere nothing happens."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(M_TRIM_THRESHOLD, 128 << 20)
 
 
 def on_termination(handler: Callable[[], None]) -> None:

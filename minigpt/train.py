@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from minigpt.checkpoint import load_checkpoint, read_checkpoint, restate_checkpoint, save_checkpoint
+from minigpt.checkpoint import anything_saved, load_checkpoint, read_checkpoint, restate_checkpoint, save_checkpoint
 from minigpt.compilation import Compilation, is_wanted
 from minigpt.config import TransformerConfig
 from minigpt.data import ValLoader, prepare_text
@@ -26,6 +26,7 @@ from minigpt.history import History
 from minigpt.model import MiniGPT
 from minigpt.optim import FiniteGuard, configure_optimizer, get_lr
 from minigpt.resume import restore
+from minigpt.system import keep_freed_memory
 from minigpt.tokenizer import TextTokenizer
 
 __all__ = ["configure_optimizer", "evaluate", "get_lr", "load_checkpoint", "save_checkpoint", "train"]
@@ -79,6 +80,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = MiniGPT(chosen).to(self.device)
         self.optimizer = configure_optimizer(self.model, config.learning_rate, config.weight_decay, config.optimizer)
+        keep_freed_memory()
         self.threads = choose_threads(chosen, self.device, stop)
         self.step = 0
         self.val_loss, self.val_step = math.nan, -1
@@ -264,8 +266,7 @@ class Trainer:
             self.save(name)
         except OSError as error:
             log.warning("%s.safetensors could not be saved (%s); training goes on", name, error.strerror)
-            files = Path(self.config.checkpoint_path), Path(self.config.checkpoint_dir) / "last.safetensors"
-            older = "the older checkpoint is unharmed" if any(file.is_file() for file in files) else "nothing is saved so far"
+            older = "the older checkpoint is unharmed" if anything_saved(self.config) else "nothing is saved so far"
             message = f"could not save: {error.strerror}; {older}, training goes on"
             self.emit({"type": "status", "phase": "saving", "message": message})
 

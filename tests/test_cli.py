@@ -428,7 +428,7 @@ def test_inspect_loads_no_torch(place: Place, trained: Trained) -> None:
 def test_the_same_seed_writes_the_same_text_and_nothing_else(place: Place, trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--prompt", "ORLANDO:", "--max-tokens", "20", "--temperature", "1.5", "--top-k", "0", "--seed"]
     done = place.run("generate", str(trained.folder), *arguments, "1")  # a run's folder means its best checkpoint, of which the weights are a copy
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, f"reading {trained.folder / 'best.safetensors'}\n")
     assert done.stdout.startswith("ORLANDO:")
     texts = []
     for seed in "12":

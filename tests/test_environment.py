@@ -1,6 +1,7 @@
 """What the environment asks for that cannot be, whose folder the uploads are in, and Ctrl-C before there is a page."""
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -163,3 +164,36 @@ def test_ctrl_c_while_the_libraries_load_ends_quietly(tmp_path: Path) -> None:
         said = [line for line in process.stderr if not line.startswith("import time:")]
     assert process.returncode == 130
     assert said == []
+
+
+TAKE_AND_FREE = """
+import resource, sys
+from minigpt import system
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        held = [b"x" * (8 << 20) for _ in range(6)]
+        del held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+first = faults()
+system.keep_freed_memory()
+faults()
+print(first, faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no other C library can be asked")
+def test_memory_that_a_step_frees_is_taken_again_by_the_next() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TAKE_AND_FREE],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LIMIT_S,
+    )
+    before, after = map(int, done.stdout.split())
+    assert after < 100 < before / 100

@@ -86,7 +86,7 @@ def test_a_run_whose_process_died_is_listed_as_interrupted_and_can_be_gone_on_wi
     (folder / "state.json").write_text(json.dumps({**state, "state": "training", "step": 4}))
     line = RunManager(manager.home).past()[0]
     assert (line.state, line.step, line.resumable) == ("interrupted", 6, True)
-    manager.latest = None
+    manager._latest = None
     again = manager.resume("run")
     assert again.ended.wait(LIMIT_S)
     assert manager.past()[0].state == "finished"
@@ -209,7 +209,7 @@ def test_a_process_to_which_a_dead_one_s_number_was_given_again_is_not_taken_for
 
 
 def test_a_run_that_ended_here_and_trains_elsewhere_is_not_renamed_or_deleted(manager: RunManager, settings: Any) -> None:
-    run = manager.latest = done(manager, settings(), cut=6)
+    run = manager._latest = done(manager, settings(), cut=6)
     state = {**json.loads((run.folder / "state.json").read_text()), "state": "training", "pid": os.getppid()}
     (run.folder / "state.json").write_text(json.dumps({**state, "born": system.process_birth(os.getppid())}))
     before = (run.folder / "state.json").read_bytes()
@@ -220,7 +220,7 @@ def test_a_run_that_ended_here_and_trains_elsewhere_is_not_renamed_or_deleted(ma
 
 
 def test_a_run_that_ended_here_and_was_gone_on_with_elsewhere_is_told_as_its_folder_tells_it(manager: RunManager, settings: Any) -> None:
-    run = manager.latest = done(manager, settings(), cut=6)
+    run = manager._latest = done(manager, settings(), cut=6)
     assert manager.latest is run
     assert manager.run("run") is run
     elsewhere = RunManager(manager.home).reopen(run.folder, max_steps=20)
@@ -246,15 +246,15 @@ def test_a_run_of_this_process_is_told_from_memory_whatever_it_writes_itself(man
     manager.shutdown(LIMIT_S)
     assert manager.latest is run
     manager.rename("live", "my other run")
-    assert manager.latest is not None
-    assert manager.latest.name == "my other run"
+    assert manager.latest is run
+    assert run.name == "my other run"
     run.folder.rename(run.folder.with_name("gone"))
     assert manager.latest is run
 
 
 def test_deleting_takes_the_folder_and_nothing_else(manager: RunManager, settings: Any, tmp_path: Path) -> None:
     run = done(manager, settings(), cut=6)
-    manager.latest = run
+    manager._latest = run
     done(manager, settings("other"), cut=6)
     manager.delete("run")
     assert not run.folder.exists()

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -368,14 +369,20 @@ def test_of_two_who_begin_in_one_folder_at_once_the_second_is_refused(
         except ConfigError as error:
             refused.append(error)
 
-    second = threading.Thread(target=begin, args=(2,))
+    second, exclusive, tried = threading.Thread(target=begin, args=(2,)), system.exclusive, threading.Event()
+
+    def knock(folder: Path) -> AbstractContextManager[None]:
+        tried.set()
+        return exclusive(folder)
 
     def write_late(run: one_run.Run) -> None:
         if run.config.seed == 1:
+            tried.clear()
             second.start()
-            second.join(0.3)  # the other either waits or is done by now
+            until(lambda: tried.is_set() or not second.is_alive())  # the other waits, or is done
         write(run)
 
+    monkeypatch.setattr(system, "exclusive", knock)
     monkeypatch.setattr(one_run.Run, "write_config", write_late)
     begin(1)
     second.join(LIMIT_S)
@@ -666,15 +673,32 @@ def test_our_own_number_counts_as_dead_because_a_restarted_container_gives_it_ou
     assert json.loads(path.read_bytes())["state"] == "interrupted"
 
 
+class Door:
+    """A lock that tells when somebody wants in."""
+
+    def __init__(self) -> None:
+        self.lock, self.tried = threading.Lock(), threading.Event()
+
+    def __enter__(self) -> None:
+        self.tried.set()
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
 def test_a_run_that_is_being_made_never_looks_interrupted(manager: RunManager, tiny_text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     asking = threading.Thread(target=lambda: told.extend(line.state for line in manager.past(1)))
-    write = one_run.Run.write_config
+    write, door = one_run.Run.write_config, Door()
 
     def write_and_be_asked(run: one_run.Run) -> None:
         write(run)
+        door.tried.clear()
         asking.start()
-        asking.join(0.2)  # who asks now either waits or has been answered
+        until(lambda: door.tried.is_set() or told)  # who asks now waits, or has been answered
+
+    monkeypatch.setattr(manager, "_lock", door)
 
     monkeypatch.setattr(one_run.Run, "write_config", write_and_be_asked)
     manager.start(tiny(**LONG), preset="quick", text=tiny_text)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -118,8 +119,8 @@ def block_the_checkpoint(folder: Path) -> None:
     ("harm", "state", "words"),
     [
         (remove, "finished", ""),
-        (replace_by_a_file, "failed", "the disk refused ("),
-        (block_the_checkpoint, "failed", "the disk refused ("),
+        (replace_by_a_file, "failed", r"the disk refused \([^)]+\)"),
+        (block_the_checkpoint, "failed", r"the disk refused \([^)]+\); what was saved before is unharmed"),  # the best
     ],
 )
 def test_a_folder_that_can_no_longer_be_written_does_not_stop_the_training(
@@ -137,10 +138,10 @@ def test_a_folder_that_can_no_longer_be_written_does_not_stop_the_training(
     run.work(at_step_6)
     assert run.step == 12, "all steps were made"
     assert run.history.series["train"].x == list(range(1, 13))
-    assert (run.state, run.error[: len(words)]) == (state, words)
+    assert run.state == state
+    assert re.fullmatch(words, run.error), run.error
     if state == "failed":
         assert any(note.startswith("could not save: ") for note in notes)
-        assert run.error.endswith("; what was saved before is unharmed") == any(file.is_file() for file in run.folder.glob("*.safetensors"))
     else:
         assert read_checkpoint(run.folder / "last.safetensors").step == 12
         assert [(line.state, line.resumable) for line in RunManager(manager.home.parent).past()] == [("finished", True)]

@@ -599,6 +599,14 @@ def test_a_disk_that_refuses_for_a_while_does_not_end_the_run(tiny_config: Any, 
     assert saved(config, "last")["step"] == 12
 
 
+def test_a_name_that_is_too_long_for_the_disk_is_told_and_the_run_goes_on_to_its_end(tiny_config: Any, tmp_path: Path) -> None:
+    events: list[Event] = []
+    with pytest.raises(OSError, match="File name too long"):
+        run(tiny_config(checkpoint_path=str(tmp_path / f"{'x' * 300}.safetensors")), lambda event: events.append(dict(event)))
+    assert "could not save: File name too long; nothing is saved so far, training goes on" in {event["message"] for event in of(events, "status")}
+    assert [event["step"] for event in of(events, "log")][-1] == 12
+
+
 def test_the_older_checkpoint_is_spoken_of_once_there_is_one(tiny_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     refusing(monkeypatch, lambda _, step: 0 < step < 12)
     _, _, events = run(tiny_config())

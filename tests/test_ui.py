@@ -55,7 +55,7 @@ NAN, INF = math.nan, math.inf
 @pytest.fixture
 def run(manager: RunManager, tiny_text: str) -> Iterator[Run]:
     """Return a run that trains nothing: the tests tell it what happened."""
-    made = manager.latest = manager.create(PRESETS["quick"].config(**TINY), preset="quick", text=tiny_text)
+    made = manager._latest = manager.create(PRESETS["quick"].config(**TINY), preset="quick", text=tiny_text)
     yield made
     made.ended.set()  # nothing is left to wait for
 
@@ -64,7 +64,7 @@ def run(manager: RunManager, tiny_text: str) -> Iterator[Run]:
 def trained(tmp_path_factory: pytest.TempPathFactory, tiny_text: str) -> RunManager:
     """Return a manager whose latest run has really trained."""
     manager = RunManager(tmp_path_factory.mktemp("trained"))
-    manager.latest = manager.create(PRESETS["quick"].config(**TINY), preset="quick", text=tiny_text)
+    manager._latest = manager.create(PRESETS["quick"].config(**TINY), preset="quick", text=tiny_text)
     manager.latest.work()
     assert manager.latest.state == "finished"
     return manager
@@ -264,7 +264,7 @@ def test_a_sample_s_tag_says_when_it_was_written() -> None:
 
 def test_what_was_read_is_told_once_it_is_known() -> None:
     assert words.coverage({}, "words") == ""
-    assert words.coverage(DATA, "words") == "Read 12,000 characters of plays: 2,000 words known; 4 % of it is words outside the vocabulary."
+    assert words.coverage(DATA, "words") == "Read 12,000 characters of plays: 2,000 words known; 4.3 % of it is words outside the vocabulary."
 
 
 def test_the_figures_of_the_moment_stand_beside_words() -> None:
@@ -274,9 +274,10 @@ def test_the_figures_of_the_moment_stand_beside_words() -> None:
     measured = evaluation(5, 3.5, val_tokens=100, val_tokens_total=2000)
     assert words.numbers({"eval": measured}, DATA, "words") == (
         "validation 3.50 (chooses among about 33 words, on 100 of 2,000 tokens) · best 3.00 at step 5 · "
-        "plays: 4 % of it is words outside the vocabulary"
+        "plays: 4.3 % of it is words outside the vocabulary"
     )
-    assert words.others({"unknown_share": 0.0}, "characters") == "all its characters are in the vocabulary"
+    assert "plays: all its characters are in the vocabulary" in words.numbers({}, DATA | {"unknown_share": 0.0}, "characters")
+    assert "plays: 0.4 % of it is words outside the vocabulary" in words.numbers({}, DATA | {"unknown_share": 0.004}, "words")
     assert words.numbers({"eval": measured, "complete": complete()}, {}, "words").startswith("validation 3.25 (chooses among about 26 words) · best")
     assert words.numbers({"eval": measured, "complete": complete(val_loss=None)}, {}, "words").startswith("validation 3.50")
 
@@ -1181,7 +1182,7 @@ def test_a_run_without_a_checkpoint_opens_nothing_and_no_other_run_s(trained: Ru
     assert checkpoint_tab.open_best(trained, trained.latest.id)[0] == f"{trained.latest.id}/best"
     assert checkpoint_tab.open_best(trained, "example")[0] == EXAMPLE
     for run_id in ("20260101-000000-quick-0000", "", None):
-        with pytest.raises(CheckpointError, match="this run has no checkpoint any more"):
+        with pytest.raises(CheckpointError, match="has no checkpoint, or none any more"):
             checkpoint_tab.open_best(trained, run_id)
 
 
@@ -1215,7 +1216,7 @@ def test_a_visitor_sees_the_best_of_the_latest_run_first(trained: RunManager) ->
 
 
 def test_a_run_whose_best_is_step_0_is_opened_at_its_last_and_the_best_says_why(manager: RunManager, tiny_text: str) -> None:
-    manager.latest = manager.create(PRESETS["quick"].config(**TINY, learning_rate=1.0, min_lr=1.0), preset="quick", text=tiny_text)
+    manager._latest = manager.create(PRESETS["quick"].config(**TINY, learning_rate=1.0, min_lr=1.0), preset="quick", text=tiny_text)
     manager.latest.work()
     run = manager.latest.id
     best = manager.checkpoint(run, "best")

@@ -147,7 +147,7 @@ def open_best(manager: RunManager, run_id: str) -> list[Any]:
         return open_id(manager, "example/example")
     if items := [item for kind in KINDS if (item := manager.checkpoint(run_id, kind))]:
         return open_id(manager, shelf.first(items).id)
-    raise CheckpointError("this run has no checkpoint any more")
+    raise CheckpointError(f"run {clean(run_id, 60)} has no checkpoint, or none any more: choose one from the list")
 
 
 def open_newest(manager: RunManager) -> list[Any]:

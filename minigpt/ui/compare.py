@@ -47,13 +47,14 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
         options = (prompt or "", length, temperature, seed or 0)
         with refusing("Cannot compare"):
             shelf.check_wish(*options)
-            paths = shelf.path_of(manager, chosen, upload), shelf.path_of(manager, shelf.UPLOADED if other_upload else other or "", other_upload)
-            names = [shelf.title(manager, id) for id in (chosen, shelf.UPLOADED if other_upload else str(other))]
+            second = shelf.UPLOADED if other_upload else other or ""
+            paths = shelf.path_of(manager, chosen, upload), shelf.path_of(manager, second, other_upload)
+            names = [shelf.title(manager, id) for id in (chosen, second)]
             reports = [inspect_safely(path) for path in paths]
             drawn = {f"{mark}: {name}": curves(report.metadata.get("series")) for mark, name, report in zip("ab", names, reports, strict=True)}
             yield [
                 gr.Column(visible=True),
-                _as_html(title(*map(facts, reports)), differences(*map(facts, reports))),
+                _as_html(heading(*reports), differences(*map(facts, reports))),
                 _as_html("Change of each tensor, ‖a − b‖ / ‖b‖", changes_table(relative_changes(*paths))),
                 gr.Plot(charts.as_plot(xray_charts.two_runs_figure(drawn)), visible=any(drawn.values())),
                 *(gr.Textbox("", label=label) for label in drawn),
@@ -66,7 +67,7 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
                     yield [*[gr.skip()] * 4, *last]
             yield [*[gr.skip()] * 4, *last]
 
-    part.expand(lambda: gr.Dropdown(choices=[(f"{item.name}/{item.kind}", item.id) for item in shelf.saved(manager)]), None, other, **SHOWN)
+    part.expand(lambda: gr.Dropdown(choices=[(item.title, item.id) for item in shelf.saved(manager)]), None, other, **SHOWN)
     inputs = [chosen, upload, other, other_upload, *writing]
     go.click(pages.while_shown(compare), inputs, [result, settings, changes, curve, *texts], trigger_mode="always_last", concurrency_limit=1, **SHOWN)
     return part
@@ -92,9 +93,11 @@ def facts(report: Report) -> dict[str, object]:
     return {"step": report.step, "validation loss": loss, "text": text, "parameters": f"{report.parameters:,}", **report.config}
 
 
-def title(a: dict[str, object], b: dict[str, object]) -> str:
+def heading(a: Report, b: Report) -> str:
     """Return what stands over the differences."""
-    return "What differs" + (": losses on different texts cannot be compared" if a["text"] != b["text"] else "")
+    corpora = [corpus for report in (a, b) if isinstance(corpus := report.metadata.get("corpus"), dict) and "sha256" in corpus]
+    differ = len(corpora) == 2 and corpora[0]["sha256"] != corpora[1]["sha256"]
+    return "What differs" + (": losses on different texts cannot be compared" if differ else "")
 
 
 def differences(a: dict[str, object], b: dict[str, object]) -> pd.DataFrame:

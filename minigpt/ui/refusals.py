@@ -11,9 +11,9 @@ from minigpt.config import TransformerConfig
 from minigpt.errors import MiniGPTError
 
 LABELS = {name: str(field.title) for name, field in TransformerConfig.model_fields.items()}
-SHOWN = {**LABELS, "prompt": "Prompt", "max_tokens": "Length", "temperature": "Boldness"}
+SAID = {**LABELS, "prompt": "Prompt", "max_tokens": "Length", "temperature": "Boldness"}
 # Where a sentence speaks of a setting: a name of several words anywhere, one that is a word of the language only as "seed is".
-SETTING = re.compile("|".join(rf"\b{name}\b" if "_" in name else f"^{name}(?= is )" for name in SHOWN), re.MULTILINE)
+SETTING = re.compile("|".join(rf"\b{name}\b" if "_" in name else f"^{name}(?= is )" for name in SAID), re.MULTILINE)
 
 
 def sentence(error: MiniGPTError | OSError) -> str:
@@ -23,7 +23,7 @@ def sentence(error: MiniGPTError | OSError) -> str:
 
 def markup(error: MiniGPTError | OSError) -> str:
     """Say what is wrong as markup, each problem on its line, naming a setting by its label on the page."""
-    return html.escape(SETTING.sub(lambda found: SHOWN[found[0]], sentence(error))).replace("\n", "<br>")
+    return html.escape(SETTING.sub(lambda found: SAID[found[0]], sentence(error))).replace("\n", "<br>")
 
 
 @contextmanager

@@ -81,10 +81,7 @@ def path_of(manager: RunManager, chosen: str, upload: str | None) -> Path:
 
 def title(manager: RunManager, chosen: str) -> str:
     """Return what people call the chosen file: its run's name, if a person gave it one."""
-    if chosen == UPLOADED:
-        return "your upload"
-    item = find(manager, chosen)
-    return f"{item.name}/{item.kind}"
+    return "your upload" if chosen == UPLOADED else find(manager, chosen).title
 
 
 def delete(manager: RunManager, chosen: str) -> None:

@@ -137,7 +137,7 @@ def numbers(last: Mapping[str, Mapping[str, Any]], data: Mapping[str, Any], unit
         if validated.get("best_val_loss") is not None:
             parts.append(f"best {validated['best_val_loss']:.2f} at step {validated.get('best_step', 0):,}")
     if data:
-        parts.append(f"{data['corpus']}: {others(data, unit)}")
+        parts.append(f"{data['corpus']}: {_unknown(data, unit)}")
     return " · ".join(parts)
 
 
@@ -145,13 +145,13 @@ def coverage(data: Mapping[str, Any], unit: str) -> str:
     """Say what was read."""
     if not data:
         return ""
-    return f"Read {data['characters']:,} characters of {data['corpus']}: {data['vocab_size']:,} {unit} known; {others(data, unit)}."
+    return f"Read {data['characters']:,} characters of {data['corpus']}: {data['vocab_size']:,} {unit} known; {_unknown(data, unit)}."
 
 
-def others(data: Mapping[str, Any], unit: str) -> str:
+def _unknown(data: Mapping[str, Any], unit: str) -> str:
     """Say how much of a text its model cannot know."""
     share = data["unknown_share"]
-    return f"{100 * share:.0f} % of it is {unit} outside the vocabulary" if share >= 0.005 else f"all its {unit} are in the vocabulary"
+    return f"{100 * share:.1f} % of it is {unit} outside the vocabulary" if share else f"all its {unit} are in the vocabulary"
 
 
 def tag(sample: Mapping[str, Any]) -> str:
