@@ -492,7 +492,7 @@ def test_a_checkpoint_that_could_not_be_saved_is_noted_until_training_says_somet
         ("", "the text is empty"),
         (" \n\t ", "the text is empty"),
         ("x" * (MAX_TEXT + 1), "the text has 20,000,001 characters; at most 20,000,000"),
-        ("\N{PERFORMING ARTS}" * 18_000_000, "the text has 68 MB; at most 64 MB can be read: use a part of it"),
+        ("\N{PERFORMING ARTS}" * 18_000_000, "the text has 69 MB; at most 64 MB can be read: use a part of it"),
         ("ROMEO: love\n" * 100 + "\0", "the text holds zero bytes, so it is a binary file"),
     ],
     ids=["short", "empty", "blank", "long", "wide", "binary"],

@@ -120,10 +120,10 @@ def serve(demo: gr.Blocks, manager: RunManager) -> None:
             quiet=True,
             prevent_thread_lock=True,
         )
-    except OSError as error:
+    except OSError as error:  # gradio's own, of ports, has no number
         where = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"), os.environ.get("GRADIO_SERVER_PORT", "7860")
-        advice = "look at GRADIO_SERVER_NAME and GRADIO_SERVER_PORT in the environment"
-        log.error("no page can be served at %r from port %s on (%s): %s", *where, error, advice)
+        why = f" ({error.strerror})" if error.errno else ""
+        log.error("no page can be served at %r from port %s on%s: look at GRADIO_SERVER_NAME and GRADIO_SERVER_PORT in the environment", *where, why)
         os._exit(2)  # the libraries may still be waking on another thread
     log.info("MiniGPT is at %s; Ctrl-C ends it", demo.local_url)
     system.on_termination(lambda: asked.append(True))
