@@ -18,18 +18,28 @@ WORTH_IT = 1.3  # a second thread must speed a step up by this much, for it is t
 TOO_SMALL_FOR_TWO = 2e8  # parameters times tokens of a step, below which a second thread has never helped
 
 
+def check_device(config: TransformerConfig) -> list[str]:
+    """Return the devices of this machine.
+
+    Raises:
+        ConfigError: the one asked for is not among them.
+    """
+    present = ["cpu", *(name for name, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())) if there)]
+    if config.device not in ("auto", *present):
+        raise ConfigError(f"device is {config.device}; this machine has {', '.join(present)}: try cpu")
+    return present
+
+
 def choose_device(config: TransformerConfig) -> torch.device:
     """Return the device asked for, or with `auto` the one on which three steps of this very model take least time.
 
     Raises:
-        ConfigError: the device asked for is not there.
+        ConfigError: see `check_device`.
     """
-    present = [name for name, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())) if there]
+    present = check_device(config)
     if config.device != "auto":
-        if config.device != "cpu" and config.device not in present:
-            raise ConfigError(f"device is {config.device}; this machine has {', '.join(['cpu', *present])}: try cpu")
         return torch.device(config.device)
-    return torch.device(min(["cpu", *present], key=lambda name: _trial(config, name, 3)) if present else "cpu")
+    return torch.device(min(present, key=lambda name: _trial(config, name, 3)) if len(present) > 1 else "cpu")
 
 
 def choose_precision(config: TransformerConfig, device: torch.device) -> Literal["float32", "bfloat16"]:

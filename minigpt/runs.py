@@ -22,7 +22,7 @@ from minigpt import system
 from minigpt.checkpoint import Checkpoint
 from minigpt.config import TransformerConfig
 from minigpt.data import checked_text, prepare_text
-from minigpt.device import choose_device
+from minigpt.device import check_device
 from minigpt.errors import ConfigError, MiniGPTError
 from minigpt.header import clean, is_text
 from minigpt.history import replay, to_line
@@ -84,8 +84,7 @@ class RunManager:
             DataError: an empty, too short, too long or binary text.
         """
         config.check()
-        if config.device != "auto":
-            choose_device(config)  # refused before there is a folder
+        check_device(config)
         if text is not None:
             text = checked_text(text, config)
         slug = re.sub(r"[^a-z0-9]+", "-", preset.lower())[:20] or "run"

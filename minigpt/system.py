@@ -58,18 +58,16 @@ def _usual_uploads() -> str:
 def prepare_page() -> None:
     """End the program, before gradio is imported, if the folder of all runs or that of the uploads can be none; make the usual folder of uploads.
 
-    Uploads are other people's: nobody else may look into that folder, and as its name can be guessed, another is taken if it is a link or somebody
-    else's. A folder that a person chose is taken as it is.
+    Uploads are other people's: nobody else may look into that folder, and as its name can be guessed, it must not be a link or somebody else's. A
+    folder that a person chose is taken as it is.
     """
     uploads = Path(os.environ["GRADIO_TEMP_DIR"])
     if str(uploads) == _usual_uploads():
         with contextlib.suppress(OSError):
             uploads.mkdir(mode=0o700)
-        if is_own_folder(uploads):
-            uploads.chmod(0o700)
-        else:
-            uploads = Path(tempfile.mkdtemp(prefix="minigpt-"))
-            os.environ["GRADIO_TEMP_DIR"] = str(uploads)
+        if not is_own_folder(uploads):
+            _refuse("GRADIO_TEMP_DIR", str(uploads), "a folder that can be made, or is your own and no link")
+        uploads.chmod(0o700)
     for name, place in (("MINIGPT_HOME", home()), ("GRADIO_TEMP_DIR", uploads)):
         try:
             os.scandir(place).close()

@@ -42,7 +42,7 @@ class Forked:
         self, work: Callable[..., object], *arguments: object, cwd: Path, env: Mapping[str, str] = os.environ, stdout: int, stderr: int
     ) -> None:
         streams = [Connection(os.dup(number)) for number in (stdout, stderr)]  # which is how a descriptor is sent
-        self.process = server().Process(target=_in_child, args=(work, arguments, cwd, dict(env), *streams))
+        self.process = server().Process(target=_in_child, args=(work, arguments, cwd, dict(env), *streams), daemon=True)
         self.process.start()
         for stream in streams:
             stream.close()
@@ -50,6 +50,9 @@ class Forked:
     def send_signal(self, number: int) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
+
+    def is_alive(self) -> bool:
+        return self.process.is_alive()
 
     def kill(self) -> None:
         self.process.kill()

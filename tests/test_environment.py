@@ -88,7 +88,9 @@ def test_the_usual_folder_of_uploads_is_closed_to_others(usual: Path) -> None:
 
 @posix
 @pytest.mark.parametrize("taken_by", ["a link", "a file", "somebody else"])
-def test_a_usual_folder_that_is_not_ours_is_not_used(taken_by: str, usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_usual_folder_that_is_not_ours_is_not_used(
+    taken_by: str, usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     if taken_by == "a link":
         usual.symlink_to(tmp_path)
     elif taken_by == "a file":
@@ -98,10 +100,11 @@ def test_a_usual_folder_that_is_not_ours_is_not_used(taken_by: str, usual: Path,
         uid = os.getuid()
         monkeypatch.setattr(system, "is_own_folder", lambda path: path != usual and path.stat().st_uid == uid)
     before = usual.lstat().st_mode
-    system.prepare_page()
-    assert uploads() != usual
-    assert uploads().parent == usual.parent
-    assert uploads().stat().st_mode & 0o777 == 0o700
+    with pytest.raises(SystemExit, match="2"):
+        system.prepare_page()
+    assert capsys.readouterr().err == (
+        f"GRADIO_TEMP_DIR is {str(usual)!r}; it must be a folder that can be made, or is your own and no link: change it in the environment\n"
+    )
     assert usual.lstat().st_mode == before
 
 

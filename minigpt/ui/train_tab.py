@@ -14,7 +14,7 @@ import gradio as gr
 
 from minigpt.config import TransformerConfig, fields
 from minigpt.corpus import decode_text
-from minigpt.device import choose_device
+from minigpt.device import check_device
 from minigpt.errors import DataError, MiniGPTError
 from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.runs import Run, RunBusy, RunManager
@@ -175,8 +175,7 @@ def _planned(preset: str, *values: Any) -> list[Any]:
     """Tell what the settings on the form will cost, or what is wrong with them."""
     try:
         config = form.read(preset, values)
-        if config.device != "auto":
-            choose_device(config)
+        check_device(config)
     except MiniGPTError as error:
         return [f'<span class="wrong">{markup(error)}</span>', gr.Button(visible=True), *[gr.skip()] * 3]
     changed = bool(form.differing(preset, config))

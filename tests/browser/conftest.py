@@ -139,18 +139,6 @@ class Server:
                 requests.post(self.url + "gradio_api/call/stop", json={"data": []}, timeout=LIMIT_S).raise_for_status()
         return dict(wait_until(lambda: not (view := self.view())["live"] and view, "the end of the run"))
 
-    def send(self, number: int) -> None:
-        """Send a signal."""
-        os.kill(self.process.pid or 0, number)
-
-    def wait(self, limit_s: float) -> int:
-        """Wait for the end and return the exit status."""
-        self.process.join(limit_s)
-        if self.process.exitcode is None:
-            self.process.kill()
-            raise AssertionError(f"the server has not ended within {limit_s:.0f} s")
-        return self.process.exitcode
-
 
 ServerFactory = Callable[..., Server]
 VisitorFactory = Callable[..., Page]
@@ -169,8 +157,8 @@ def make_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFact
     yield make
     for server in made:
         if server.process.is_alive():
-            server.send(signal.SIGTERM)
-            server.wait(10)
+            server.process.send_signal(signal.SIGTERM)
+            server.process.wait(10)
 
 
 @pytest.fixture(scope="session")

@@ -225,11 +225,11 @@ def test_however_many_press_train_while_a_run_is_live_all_are_told_and_none_star
 
 def signalled(server: Server, first: int, *more: int) -> int:
     """Send a signal, and more of them while the run is being saved; return the exit status."""
-    server.send(first)
+    server.process.send_signal(first)
     for number in more:
         wait_until(lambda: "stopping and saving" in server.log.read_text(), "the shutdown")
-        server.send(number)
-    return server.wait(5.0)
+        server.process.send_signal(number)
+    return server.process.wait(5.0)
 
 
 def test_a_signal_saves_the_live_run_starts_nothing_of_those_who_wait_and_ends_the_server_well(make_server: ServerFactory) -> None:

@@ -369,8 +369,8 @@ def test_a_killed_program_s_run_keeps_its_checkpoints_is_shown_as_interrupted_an
     killed.run({**TINY, **LONG}, short_text)
     view = killed.wait_for_step(100)
     run = view["run"]
-    killed.send(signal.SIGKILL)
-    assert killed.wait(10) == -signal.SIGKILL
+    killed.process.send_signal(signal.SIGKILL)
+    assert killed.process.wait(10) == -signal.SIGKILL
     assert killed.state(run)["state"] == "training"
     again = make_server(killed.home)
     assert again.state(run)["state"] == "interrupted"
