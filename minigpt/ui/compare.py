@@ -67,7 +67,9 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
                     yield [*[gr.skip()] * 4, *last]
             yield [*[gr.skip()] * 4, *last]
 
-    part.expand(lambda: gr.Dropdown(choices=[(item.title, item.id) for item in shelf.saved(manager)]), None, other, **SHOWN)
+    # Gradio's list fails when it gets shorter while it is open: nobody may open it between the question and the answer.
+    asked = part.expand(None, None, other, js="() => ({ __type__: 'update', interactive: false })", api_visibility="private")
+    asked.then(lambda: gr.Dropdown([(item.title, item.id) for item in shelf.saved(manager)], interactive=True), None, other, **SHOWN)
     inputs = [chosen, upload, other, other_upload, *writing]
     go.click(pages.while_shown(compare), inputs, [result, settings, changes, curve, *texts], trigger_mode="always_last", concurrency_limit=1, **SHOWN)
     return part

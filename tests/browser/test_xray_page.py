@@ -165,6 +165,31 @@ def test_two_checkpoints_are_compared(shelf: Page, run: str) -> None:
     assert figure(shelf, "both-curves")["type"] == "scatter"
 
 
+def test_the_choice_of_the_other_checkpoint_may_get_shorter_at_any_moment(shelf: Page, server: Server, run: str) -> None:
+    copy = server.home / "copy"
+    shutil.copytree(server.home / run, copy)
+    try:
+        choose(shelf, run, "last")
+        with shelf.expect_response("**/queue/join*"):
+            open_part(shelf, "compare-part")
+        shelf.locator("#other input").click()
+        expect(shelf.get_by_role("option", name="copy/best")).to_be_visible()
+        choose(shelf, run, "best")
+    finally:
+        shutil.rmtree(copy)
+    held: list[Route] = []
+    shelf.route("**/queue/join*", held.append)
+    open_part(shelf, "compare-part")
+    wait_until(lambda: shelf.evaluate("document.querySelector('#other input').focus(), 1") and held, "the question for the choices")
+    held[0].continue_()
+    shelf.unroute("**/queue/join*")
+    shelf.locator("#other input").click()
+    options = shelf.locator("#other").get_by_role("option")
+    expect(options.filter(has_text="example/example")).to_have_count(1)
+    expect(options.filter(has_text="copy/")).to_have_count(0)
+    shelf.locator("#other input").press("Escape")
+
+
 def test_a_comparison_asked_for_while_another_is_made_comes_after_it(shelf: Page, run: str) -> None:
     """As a learner does who changes the choice while both still write: the first request is held back until the second is made."""
     choose(shelf, run, "best")
