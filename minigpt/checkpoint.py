@@ -137,7 +137,10 @@ def _packed(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> bytes
 
 
 def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
-    """Return the sha256 of all names, types, shapes and values; safetensors itself has no checksum."""
+    """Return the sha256 of the settings, the tokenizer, and all names, types, shapes and values of tensors; safetensors itself has no checksum.
+
+    Step, losses and curves are not in it: they may be put right later without a look at the weights.
+    """
     result = hashlib.sha256(json.dumps([metadata.get("config"), metadata.get("tokenizer")], sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]

@@ -1,7 +1,7 @@
 """The command line: train, inspect, generate, export, bench. The only module that prints.
 
-Results go to standard output, progress of a terminal and complaints to standard error. Exit status: 0 done or stopped as asked, 1 refused or
-failed, 2 a mistake in the command.
+Results go to standard output, progress of a terminal and complaints to standard error. Exit status: 0 done or stopped as asked, 1 refused,
+failed or diverged, 2 a mistake in the command, 130 left at once by Ctrl-C.
 """
 
 # ruff: noqa: PLC0415  imports wait inside the commands: help and inspect must not load torch
@@ -224,21 +224,21 @@ def inspect_command(arguments: Sequence[str]) -> int:
     with naming(options.file):
         try:
             report = _on_the_hub(options.file) or inspect_safely(options.file)
+            found: Iterable[TensorStatistics] = ()
+            if options.tensors and options.file.exists():  # of a model on the Hub no values are fetched
+                from minigpt.inspection.measuring import measure_safely
+
+                found = (tensor for _, tensor in measure_safely(options.file) if tensor is not None)
+            if options.json:
+                print(json.dumps({**report.to_dict(), "statistics": [vars(tensor) for tensor in found]}, indent=1))
+            else:
+                print("\n".join(description(report)))
+                for line in tensor_lines(report, found) if options.tensors else ():
+                    print(line, flush=True)
         except CheckpointError as error:
             if options.json:
                 print(json.dumps({"error": str(error)}))
             raise
-    found: Iterable[TensorStatistics] = ()
-    if options.tensors and options.file.exists():  # of a model on the Hub no values are fetched
-        from minigpt.inspection.measuring import measure_safely
-
-        found = (tensor for _, tensor in measure_safely(options.file) if tensor is not None)
-    if options.json:
-        print(json.dumps({**report.to_dict(), "statistics": [vars(tensor) for tensor in found]}, indent=1))
-    else:
-        print("\n".join(description(report)))
-        for line in tensor_lines(report, found) if options.tensors else ():
-            print(line, flush=True)
     return 0
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from minigpt.config import TransformerConfig, sentences
+from minigpt.config import TEMPERATURE, TOP_K, TransformerConfig, sentences
 from minigpt.errors import ConfigError
 from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.system import stray
@@ -161,8 +161,8 @@ def _presets_as_text() -> str:
 # name, kind, default, lowest, highest, help
 WRITING: tuple[tuple[str, type[int] | type[float], float, float, float | None, str], ...] = (
     ("seed", int, 0, 0, 2**32 - 1, "same seed, same text"),
-    ("temperature", float, 0.8, 0, 5, "0 takes the likeliest token each time; higher is bolder"),
-    ("top_k", int, 50, 0, None, "draw from this many likeliest tokens; 0 means from all"),
+    ("temperature", float, TEMPERATURE, 0, 5, "0 takes the likeliest token each time; higher is bolder"),
+    ("top_k", int, TOP_K, 0, None, "draw from this many likeliest tokens; 0 means from all"),
     ("max_tokens", int, 200, 1, 10_000, "how many tokens to write"),
 )
 

@@ -40,7 +40,7 @@ class Compilation:
             self.error = ""
         except (RuntimeError, OSError, ImportError) as error:  # no compiler, or one too old: the run goes on as it was
             self.error = type(error).__name__
-            log.warning("the model could not be compiled (%s); training goes on without", str(error).splitlines()[0][:200])
+            log.warning("the model could not be compiled (%s); training goes on without", str(error).partition("\n")[0][:200])
 
     def news(self) -> str:
         """Put the compiled pass to use once it is ready; return a sentence then, or "" while there is nothing to say."""

@@ -18,6 +18,7 @@ Slider = tuple[float, float, float]  # lowest, highest, step
 
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<bos>", "<eos>")
 PAD, UNK, BOS, EOS = range(4)
+TEMPERATURE, TOP_K = 0.8, 50  # with which is written where nobody says otherwise
 MAX_PARAMETERS = 100_000_000  # beyond it a single step takes minutes on a CPU, and Stop can only act between steps
 
 

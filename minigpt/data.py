@@ -198,7 +198,7 @@ def checked_text(text: str, config: TransformerConfig) -> str:
         DataError: it is empty, too long, binary, or too short for these settings; the message then has a number that would work.
     """
     if not text.strip():
-        raise DataError("the text is empty; paste at least a page of text, or choose Shakespeare")
+        raise DataError("the text is empty; paste at least a page of text, drop a file, or choose Shakespeare")
     if len(text) > MAX_TEXT:
         raise DataError(f"the text has {len(text):,} characters; at most {MAX_TEXT:,} can be read: use a part of it")
     text = decode_text(text.encode("utf-8", "replace"))
@@ -209,20 +209,20 @@ def checked_text(text: str, config: TransformerConfig) -> str:
     return text
 
 
-_recent: dict[tuple[str, str, int], tuple[TextTokenizer, Tensor]] = {}
+_recent: dict[tuple[str, str, int], tuple[str, Tensor]] = {}
 
 
 def _tokenised(corpus: Corpus, config: TransformerConfig, stop: threading.Event) -> tuple[TextTokenizer, Tensor]:
     """Return the vocabulary of a corpus and its ids (N,). The latest answer is kept, so that a second run on the same text begins at once."""
     key = (corpus.sha256, config.tokenizer, config.vocab_size)
-    if (known := _recent.get(key)) is not None:
-        return known
     tokenizer = TOKENIZERS[config.tokenizer]()
+    if (known := _recent.get(key)) is not None:
+        return tokenizer.from_json(known[0]), known[1]
     tokenizer.build_vocab(corpus.text, config.vocab_size, stop)
-    answer = tokenizer, torch.tensor(tokenizer.encode(corpus.text, stop), dtype=torch.int64)
+    ids = torch.tensor(tokenizer.encode(corpus.text, stop), dtype=torch.int64)
     _recent.clear()
-    _recent[key] = answer
-    return answer
+    _recent[key] = tokenizer.to_json(), ids  # not the object, which its receiver may change
+    return tokenizer, ids
 
 
 def prepare_text(config: TransformerConfig, emit: Callback, stop: threading.Event) -> Text:

@@ -52,7 +52,7 @@ class CompleteEvent(_Scores):
 
 
 class StatusEvent(TypedDict):
-    """What the trainer is busy with while no step is being made."""
+    """What the trainer is busy with, in words."""
 
     type: Literal["status"]
     phase: Literal["preparing", "training", "compiling", "saving", "evaluating"]

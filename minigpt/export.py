@@ -16,7 +16,7 @@ from safetensors.torch import save as pack_tensors
 from torch import Tensor
 
 from minigpt.checkpoint import LOCAL_FIELDS, Checkpoint, read_checkpoint, save_checkpoint
-from minigpt.config import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, TransformerConfig
+from minigpt.config import BOS, EOS, PAD, SPECIAL_TOKENS, TEMPERATURE, TOP_K, UNK, TransformerConfig
 from minigpt.errors import CheckpointError, MiniGPTError
 from minigpt.generate import sample
 from minigpt.model import RMS_EPS, ROPE_THETA
@@ -130,7 +130,7 @@ def _for_transformers(opened: Checkpoint) -> dict[str, bytes]:
     ids = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     settings = {"vocab_size": config.vocab_size, "tie_word_embeddings": True, "dtype": "float32", **ids}
     # What we write by default: the special tokens never, each of the others by its odds.
-    writing = {"do_sample": True, "temperature": 0.8, "top_k": 50, "suppress_tokens": [PAD, UNK, BOS, EOS], **ids}
+    writing = {"do_sample": True, "temperature": TEMPERATURE, "top_k": TOP_K, "suppress_tokens": [PAD, UNK, BOS, EOS], **ids}
     files = {
         "config.json": _json(settings | (_nanochat(config) if config.arch == "modern" else _gpt2(config))),
         "generation_config.json": _json(writing),

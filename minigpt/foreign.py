@@ -19,7 +19,7 @@ from minigpt.checkpoint import Checkpoint, read_checkpoint
 from minigpt.config import TransformerConfig, sentences
 from minigpt.errors import CheckpointError
 from minigpt.export import their_names
-from minigpt.header import clean, read_header, strict_json
+from minigpt.header import clean, read_header
 from minigpt.inspection import inspect_safely
 from minigpt.inspection.meaning import SETTINGS, bare_name
 from minigpt.inspection.recognise import FLOATS, WEIGHTS, weights_in
@@ -69,7 +69,7 @@ def open_foreign(path: Path) -> Checkpoint:
     report = inspect_safely(file, scan=False)
     if odd := next((tensor for tensor in report.tensors if tensor.dtype not in FLOATS and not _NO_WEIGHT.search(tensor.name)), None):
         raise CheckpointError(f"tensor {clean(odd.name, 60)} is of {odd.dtype}; only floats can be put into a model here")
-    settings = _beside(file) | report.config
+    settings = report.config  # the file's own, or those of a config.json beside it
     if wrong := next((name for name, allowed in _ALLOWED.items() if settings.get(name, allowed[0]) not in allowed), None):
         raise CheckpointError(f"its setting {wrong} is {clean(settings[wrong], 40)}, which the model here does not compute")
     notes: list[str] = []
@@ -94,13 +94,6 @@ def open_foreign(path: Path) -> Checkpoint:
     metadata = {"format": report.format, "made_by": report.made_by}
     val_loss = report.val_loss if report.val_loss is not None else report.best_val_loss
     return Checkpoint(model.eval(), tokenizer, config, report.step or 0, val_loss, metadata, {}, tuple(notes))
-
-
-def _beside(file: Path) -> dict[str, Any]:
-    """Return the settings in a config.json beside the weights, or none."""
-    path = file.with_name("config.json")
-    found = strict_json(path.read_bytes(), "config.json") if path.is_file() else None
-    return found if isinstance(found, dict) else {}
 
 
 def _config(source: "_Source", settings: Mapping[str, Any]) -> TransformerConfig:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from minigpt.config import BOS, EOS, PAD, UNK
+from minigpt.config import BOS, EOS, PAD, TEMPERATURE, TOP_K, UNK
 from minigpt.errors import CheckpointError
 from minigpt.model import Cache, MiniGPT
 from minigpt.tokenizer import TextTokenizer
@@ -25,8 +25,8 @@ def generate(
     ids: list[int],
     max_tokens: int,
     *,
-    temperature: float = 0.8,
-    top_k: int = 50,
+    temperature: float = TEMPERATURE,
+    top_k: int = TOP_K,
     generator: torch.Generator | None = None,
     never: tuple[int, ...] = NEVER_WRITTEN,
 ) -> Iterator[int]:
@@ -73,7 +73,14 @@ def _draw(logits: Tensor, temperature: float, top_k: int, generator: torch.Gener
 
 
 def write(
-    model: MiniGPT, tokenizer: TextTokenizer | None, prompt: str, max_tokens: int, *, temperature: float = 0.8, top_k: int = 50, seed: int = 0
+    model: MiniGPT,
+    tokenizer: TextTokenizer | None,
+    prompt: str,
+    max_tokens: int,
+    *,
+    temperature: float = TEMPERATURE,
+    top_k: int = TOP_K,
+    seed: int = 0,
 ) -> Iterator[str]:
     """Yield the text so far after each new token: the prompt as it was given, then what follows. An empty prompt starts from a line break.
 

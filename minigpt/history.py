@@ -147,7 +147,8 @@ class History:
     @property
     def smoothed_loss(self) -> float | None:
         """The smoothed training loss of now; None before the first log event."""
-        return self._average / self._weight if self._weight else None
+        with self._lock:
+            return self._average / self._weight if self._weight else None
 
     def point(self, name: str, step: int) -> float | None:
         """Return a series' drawn value at a step, or None."""

@@ -18,6 +18,7 @@ from minigpt.run import ENDED, LIVE, Run, State
 log = logging.getLogger(__name__)
 
 MAX_STATE_TEXT = 10_000  # characters
+MAX_NAME = 60  # characters of what a person calls a run
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 def name_of(folder: Path) -> str:
     """Return the name of a run that a person gave it, or that of its folder."""
-    return str(read_state(folder).get("name") or folder.name)[:60]
+    return str(read_state(folder).get("name") or folder.name)[:MAX_NAME]
 
 
 def is_orphan(state: dict[str, Any]) -> bool:

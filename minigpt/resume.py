@@ -122,7 +122,8 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     except (LookupError, ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"this file does not hold all that a resume needs ({type(error).__name__}: {str(error)[:100]})") from error
     for event in replay(facts):
-        trainer.history.append(event)
+        if event.get("step", 0) <= trainer.step:  # a run that diverged was saved with a point behind its weights
+            trainer.history.append(event)
 
 
 def _restore_optimizer(trainer: "Trainer", stored: dict[str, Tensor]) -> None:

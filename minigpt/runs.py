@@ -1,6 +1,6 @@
 """Runs: the list of their folders, and the one that trains now on a thread of this process.
 
-The page and the command line are windows on what happens here; closing one changes nothing. The only module that starts threads. Knows
+The page and the command line are windows on what happens here; closing one changes nothing. Knows
 nothing of pages or words for people.
 """
 
@@ -27,7 +27,7 @@ from minigpt.errors import ConfigError, MiniGPTError
 from minigpt.header import clean, is_text
 from minigpt.history import replay, to_line
 from minigpt.optim import warm_up
-from minigpt.past import PastRun, describe_run, is_elsewhere, mark_interrupted, name_of, open_run, read_state
+from minigpt.past import MAX_NAME, PastRun, describe_run, is_elsewhere, mark_interrupted, name_of, open_run, read_state
 from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.resume import find_checkpoint, is_run, resumed_config
 from minigpt.run import OWN_FILES, Run, State
@@ -37,7 +37,6 @@ __all__ = ["PastRun", "Run", "RunBusy", "RunManager", "State"]
 
 log = logging.getLogger(__name__)
 
-MAX_NAME = 60
 KINDS: tuple[Literal["best", "last"], ...] = ("best", "last")
 CHECK_DISK = "look at the disk's free space and the folder's permissions"
 
@@ -238,7 +237,7 @@ class RunManager:
             return None
 
     def rename(self, run_id: str, name: str) -> None:
-        """Give a run a name to be shown, cleaned and cut to 60 characters; an empty one takes the name away.
+        """Give a run a name to be shown, cleaned and cut; an empty one takes the name away.
 
         Raises:
             MiniGPTError: another run has this name, there is no such run, another process trains it, or its state cannot be written.

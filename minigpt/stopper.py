@@ -24,7 +24,7 @@ class Stopper:
         """Stop this run from now on, at once if a stop has been asked for."""
         asked, self.run = self.asked, run
         for _ in range(asked):
-            run.ask_to_stop()
+            run.stop.ask()
 
     def ask(self) -> None:
         """Ask for a stop, from a signal handler.
@@ -41,4 +41,4 @@ class Stopper:
         if system.rank() == 0:
             os.write(2, message.encode())
         if self.run is not None:
-            self.run.ask_to_stop()
+            self.run.stop.ask()  # no more: the code that the signal interrupted may hold the lock of the run's state

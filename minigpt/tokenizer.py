@@ -15,6 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from minigpt.config import SPECIAL_TOKENS, UNK
 from minigpt.errors import CheckpointError, RunStopped
+from minigpt.header import is_text
 from minigpt.system import write_atomically
 
 WORD_RULE = r"\n|['’]?\w+(?:['’\-]\w+)*['’]?|--|[^\w\s]"
@@ -90,6 +91,8 @@ class TextTokenizer:
             raise CheckpointError("the tokenizer in this file is damaged; its JSON is not a tokenizer") from error
         if ids != list(range(len(ids))) or any(type(index) is not int for index in ids):
             raise CheckpointError("the tokenizer in this file is damaged; its ids are not 0, 1, 2 and so on")
+        if not all(map(is_text, vocabulary)):
+            raise CheckpointError("the tokenizer in this file is damaged; it has a token that is no text")
         if any(vocabulary.get(token) != index for index, token in enumerate(SPECIAL_TOKENS)):
             raise CheckpointError(f"the tokenizer in this file lacks {', '.join(SPECIAL_TOKENS)} as ids 0 to 3")
         self._tokenizer = self._pipeline(vocabulary)  # our own rules: a stranger's patterns can take for ever

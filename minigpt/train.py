@@ -71,7 +71,7 @@ class Trainer:
         self.history = History()
         self.emit = self._recorded(emit)
         self.emit({"type": "status", "phase": "preparing", "message": "reading the text"})
-        self.device = choose_device(config)
+        self.device = choose_device(config, stop)
         self.text = prepare_text(config, self.emit, stop)
         self.tokenizer = self.text.tokenizer
         self.check_loader = self.text.val_loader.subset(int(EVALUATED_SHARE * config.eval_interval * config.batch_size))

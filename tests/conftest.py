@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -99,6 +100,15 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["RunMan
     made = runs.RunManager(tmp_path / "home")
     yield made
     made.shutdown(60.0)
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """Give back what a signal does, so that Ctrl-C ends the tests after one that ran a command in this process."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 import forks
 import pytest
 
+from minigpt import system
 from minigpt.cli import main
 from minigpt.config import TransformerConfig
 from minigpt.foreign import open_any
@@ -76,6 +77,7 @@ class Trained:
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             patch.chdir(place.folder)
             patch.setenv("MINIGPT_HOME", str(place.home))
+            patch.setattr(system, "on_termination", lambda _: None)  # the signals stay pytest's
             code = main(["train", "--data-path", str(place.text), *TINY, "--weights", str(self.weights)])
         self.stdout, self.stderr = out.getvalue(), err.getvalue()
         assert code == 0, self.stderr
@@ -347,16 +349,19 @@ def test_on_a_terminal_one_line_moves_and_ctrl_c_stops_gracefully(place: Place) 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
 def test_a_stop_before_the_first_step_ends_well_and_leaves_nothing(place: Place) -> None:
-    before = set(place.home.iterdir()) if place.home.exists() else set()
+    place.home.mkdir(exist_ok=True)
+    before = set(place.home.iterdir())
     process = subprocess.Popen(place.train(*ENDLESS), cwd=place.folder, env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + LIMIT_S
-    while not (place.home.exists() and set(place.home.iterdir()) - before) and time.monotonic() < deadline:
+    while set(place.home.iterdir()) == before:
+        assert time.monotonic() < deadline, "no folder was made"
         time.sleep(0.005)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
     assert b"stopped" in out
     assert b"Traceback" not in err
+    assert set(place.home.iterdir()) == before
 
 
 @pytest.mark.slow

@@ -72,13 +72,17 @@ def test_a_run_neither_waits_for_the_compiler_nor_changes_by_it(tiny_config: Any
     assert [e["loss"] for e in events if e["type"] == "log"] == [e["loss"] for e in plain if e["type"] == "log"]
 
 
-def test_a_compiler_that_fails_is_told_and_the_run_goes_on(tiny_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("words", [(), ("no C++ compiler was found",)])
+def test_a_compiler_that_fails_is_told_and_the_run_goes_on(
+    words: tuple[str, ...], tiny_config: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(*_: Any) -> Any:
-        raise RuntimeError("no C++ compiler was found")
+        raise RuntimeError(*words)
 
     monkeypatch.setattr(module.torch, "compile", lambda _: broken)
     model = MiniGPT(tiny_config())
     compilation = Compilation(model, (4, 16))
     compilation.thread.join(60)
     assert compilation.news() == "could not compile (RuntimeError); training goes on as before"
+    assert "the model could not be compiled" in caplog.text
     assert model.compiled is None

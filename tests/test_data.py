@@ -22,6 +22,7 @@ from minigpt.data import (
     ValLoader,
     create_dataloaders,
     create_datasets,
+    prepare_text,
     split_ids,
     unigram_loss,
     unknown_share,
@@ -266,6 +267,15 @@ def test_a_file_that_cannot_be_read_is_refused_in_words(name: str, tmp_path: Pat
     with pytest.raises(DataError, match="cannot be read") as caught:
         read_text(tmp_path / name)
     assert str(tmp_path) not in str(caught.value)
+
+
+def test_what_a_run_does_with_its_tokenizer_is_nothing_to_the_next_one_on_the_same_text(tiny_config: Callable[..., Any]) -> None:
+    first, second = (prepare_text(tiny_config(), lambda _: None, threading.Event()) for _ in range(2))
+    known = first.tokenizer.to_json()
+    second.tokenizer.build_vocab("hello world", 50)
+    third = prepare_text(tiny_config(), lambda _: None, threading.Event())
+    assert first.tokenizer.to_json() == third.tokenizer.to_json() == known
+    assert third.train_loader.dataset.ids.equal(first.train_loader.dataset.ids)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in folders here")

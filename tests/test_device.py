@@ -1,3 +1,4 @@
+import threading
 from typing import Any
 
 import pytest
@@ -20,6 +21,14 @@ def test_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch, has_uni
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_precision_asked_for_is_taken(precision: Any) -> None:
     assert choose_precision(TransformerConfig(precision=precision), CPU) == precision
+
+
+def test_a_stop_ends_the_trial_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "check_device", lambda _: ["cpu", "meta"])
+    monkeypatch.setattr(module, "_timed", lambda *_: pytest.fail("a pass was made"))
+    stop = threading.Event()
+    stop.set()
+    assert choose_device(TransformerConfig(vocab_size=60, d_model=8), stop).type in ("cpu", "meta")
 
 
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from minigpt.errors import CheckpointError
 from minigpt.export import export
 from minigpt.foreign import open_any, open_foreign
 from minigpt.generate import generate, write
+from minigpt.inspection import inspect_safely
 from minigpt.model import MiniGPT
 from minigpt.tokenizer import WordTokenizer
 
@@ -98,6 +99,19 @@ def test_a_config_json_beside_the_file_tells_the_heads(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "a.pth", _use_new_zipfile_serialization=False)
     (tmp_path / "config.json").write_text(json.dumps({"n_head": 8}))
     assert expect_same(tmp_path / "a.pth", model) == []
+
+
+def test_a_look_and_the_model_take_the_same_settings_from_a_config_json(tmp_path: Path) -> None:
+    model = gpt2(n_head=8)
+    torch.save({"model": model.state_dict(), "config": {"dropout": 0.1}}, tmp_path / "a.pt")
+    (tmp_path / "config.json").write_text(json.dumps({"n_head": 8, "dropout": 0.5}))
+    report = inspect_safely(tmp_path / "a.pt")
+    assert (report.config["n_head"], report.config["dropout"]) == (8, 0.1)
+    assert "further settings are those of the config.json beside it" in report.notes
+    assert expect_same(tmp_path / "a.pt", model) == []
+    (tmp_path / "config.json").write_text("{")
+    assert any("config.json" in warning for warning in inspect_safely(tmp_path / "a.pt").warnings)
+    assert "assumed 2 heads, each 64 wide: the file does not say" in open_foreign(tmp_path / "a.pt").notes
 
 
 @pytest.mark.parametrize("bias", [True, False])

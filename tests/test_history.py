@@ -206,25 +206,31 @@ def test_an_event_of_an_unknown_kind_is_ignored() -> None:
 def test_a_history_can_be_read_while_it_grows() -> None:
     history = History()
     failures: list[BaseException] = []
-    done = threading.Event()
+    begun, done = threading.Event(), threading.Event()
 
     def read() -> None:
         try:
             while not done.is_set():
+                begun.set()
                 piece = history.since({})["train"]
                 assert len(piece["x"]) == len(piece["y"])
                 frame = history.to_frame()
                 assert frame["step"].tolist() == list(range(len(frame)))
                 history.to_dict()
+                assert history.smoothed_loss is None or 0 < history.smoothed_loss < 10
         except BaseException as error:  # noqa: BLE001  handed to the test's own thread
             failures.append(error)
 
-    reader = threading.Thread(target=read)
+    reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    for n in range(1500):
-        history.append(log(n))
-    done.set()
-    reader.join()
+    assert begun.wait(60)
+    try:
+        for n in range(1500):
+            history.append(log(n))
+    finally:
+        done.set()
+    reader.join(60)
+    assert not reader.is_alive()
     assert failures == []
 
 

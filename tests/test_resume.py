@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from minigpt import train as module
 from minigpt.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
 from minigpt.config import TransformerConfig
 from minigpt.errors import CheckpointError, ConfigError, DataError, MiniGPTError
-from minigpt.history import read_history
+from minigpt.history import read_history, replay
 from minigpt.model import MiniGPT
 from minigpt.optim import get_lr
 from minigpt.resume import find_checkpoint, resumed_config
@@ -337,6 +338,9 @@ def test_a_run_that_diverged_goes_on_from_finite_weights_with_a_third_of_the_rat
     assert (again.state, again.error, again.step) == ("finished", "", STEPS)
     assert again.history.series["train"].x == list(range(1, STEPS + 1))
     assert None not in again.history.series["train"].y
+    stored = replay(read_checkpoint(home / "last.safetensors").metadata)
+    assert [event["step"] for event in stored if event["type"] == "log"] == list(range(1, STEPS + 1))
+    assert all(math.isfinite(event["loss"] or math.nan) for event in stored if event["type"] == "log")
     assert again.history.point("lr", 7) == pytest.approx(get_lr(6, 2, STEPS, 0.01 / 3, 0.01 / 3))
 
 

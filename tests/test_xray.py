@@ -25,8 +25,9 @@ from minigpt.checkpoint import save_checkpoint
 from minigpt.cli import main
 from minigpt.config import TransformerConfig
 from minigpt.errors import CheckpointError
-from minigpt.inspection import Report, inspect_file, inspect_parts, inspect_safely
+from minigpt.inspection import Report, inspect_file, inspect_parts, inspect_safely, measuring
 from minigpt.inspection.measuring import measure_safely, relative_changes
+from minigpt.inspection.opening import MAX_UPLOAD_MB
 from minigpt.model import MiniGPT
 from minigpt.runs import RunManager
 from minigpt.tokenizer import WordTokenizer
@@ -136,6 +137,17 @@ def test_a_header_alone_gives_the_report_of_the_whole_file_but_for_its_values(gp
     assert found.notes[0] == "values not checked: only the header was read"
 
 
+def test_a_header_whose_length_begins_as_a_pickle_does_is_one_of_safetensors(tmp_path: Path) -> None:
+    """One length in 32 does: they are multiples of 8."""
+    for filler in range(64):
+        save_file({"wte.weight": torch.zeros(4, 8)}, tmp_path / "a.safetensors", metadata={"x": "x" * 8 * filler})
+        data = (tmp_path / "a.safetensors").read_bytes()
+        if data[0] == 0x80:
+            break
+    assert data[0] == 0x80
+    assert inspect_parts("a.safetensors", len(data), {0: data}).tensors == inspect_safely(tmp_path / "a.safetensors").tensors
+
+
 def sparse_zip(path: Path, gigabytes: int) -> None:
     """Write a file of torch.save whose one tensor is a hole of the disk."""
     numel = gigabytes << 28
@@ -226,6 +238,27 @@ def test_the_change_of_each_tensor_is_relative_to_the_second_file(tmp_path: Path
     changes = dict(relative_changes(tmp_path / "a.pt", tmp_path / "b.safetensors"))
     assert changes == {"wte.weight": pytest.approx(1 / 3, rel=1e-6), "same": 0.0, "zero": float("inf")}
     assert compare.changes_table(changes.items())["tensor"].tolist() == ["zero", "wte.weight", "same"]
+
+
+def test_a_tensor_that_cannot_be_read_hides_no_other_ones_change(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(4), "b": torch.ones(4).to(torch.float8_e4m3fn), "c": torch.full((4,), torch.nan)}, tmp_path / "a.safetensors")
+    changes = compare.changes_table(relative_changes(tmp_path / "a.safetensors", tmp_path / "a.safetensors"))
+    assert sorted(changes.values.tolist()) == [["a", "0"], ["b", "not read"], ["c", "nan"]]
+    assert changes["tensor"].tolist()[-1] == "a"
+
+
+def test_a_refusal_in_the_middle_of_measuring_is_told_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_file({"a": torch.ones(4)}, tmp_path / "a.safetensors")
+    monkeypatch.setattr(measuring, "parsed", lambda _: {})  # as if the child had said something else
+    assert main(["inspect", str(tmp_path / "a.safetensors"), "--tensors", "--json"]) == 1
+    told = capsys.readouterr()
+    assert told.err.strip() == f"{tmp_path / 'a.safetensors'}: {json.loads(told.out)['error']}"
+
+
+def test_the_script_that_looks_at_large_files_leaves_those_alone_that_may_be_uploaded() -> None:
+    assert f"LARGEST_UPLOAD = {MAX_UPLOAD_MB} * 2 ** 20," in (ROOT / "minigpt/ui/peek.js").read_text()
 
 
 def test_settings_that_are_equal_are_no_difference() -> None:

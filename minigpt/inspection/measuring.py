@@ -66,10 +66,10 @@ def _measured(name: str, wanted: str) -> Iterator[dict[str, object]]:
             yield {"share": done / total, "tensor": None if isinstance(told, int) else vars(told)}
 
 
-def relative_changes(first: Path, second: Path) -> Iterator[tuple[str, float]]:
+def relative_changes(first: Path, second: Path) -> Iterator[tuple[str, float | None]]:
     """Yield ‖a − b‖ / ‖b‖ (Frobenius norms) of each tensor that both files have, in one shape and but for prefixes by one name.
 
-    Both files are read in this process: look at each with `inspect_safely` before.
+    It is None where a kind of number is not read. Both files are read in this process: look at each with `inspect_safely` before.
     """
     with open_values(first) as a, open_values(second) as b:
         partners = {bare_name(name): name for name in b.distinct}
@@ -77,7 +77,11 @@ def relative_changes(first: Path, second: Path) -> Iterator[tuple[str, float]]:
             partner = partners.get(bare_name(name))
             if partner is not None and a.shapes[name] == b.shapes[partner]:
                 apart = size = 0.0
-                for x, y in zip(a.chunks(name), b.chunks(partner), strict=True):
-                    wide = y.astype(np.float64)
-                    apart, size = apart + float(np.square(x - wide).sum()), size + float(np.square(wide).sum())
-                yield name, math.sqrt(apart / size) if size else math.inf if apart else 0.0
+                try:
+                    for x, y in zip(a.chunks(name), b.chunks(partner), strict=True):
+                        wide = y.astype(np.float64)
+                        apart, size = apart + float(np.square(x - wide).sum()), size + float(np.square(wide).sum())
+                except CheckpointError:
+                    yield name, None
+                else:
+                    yield name, math.sqrt(apart / size) if size else math.inf if apart else 0.0

@@ -14,11 +14,12 @@ from minigpt.errors import CheckpointError
 from minigpt.header import Header, open_regular
 from minigpt.inspection.meaning import judge
 from minigpt.inspection.pickles import DAMAGE
-from minigpt.inspection.recognise import add_config, opened, recognise_safetensors, recognise_torch
+from minigpt.inspection.recognise import add_config, opened, recognise_safetensors, recognise_torch, sniff
 from minigpt.inspection.report import Report
 from minigpt.inspection.sandbox import NO_ANSWER, limit_this_child, parsed, run_child, tell, turn
 
 SCAN_LIMIT_BYTES = MAX_REPLY_BYTES = 64 << 20  # a larger file is reported with its values not checked
+MAX_UPLOAD_MB = 64  # of a file for the page
 MAX_CONFIG_BYTES = 64 << 10  # it reaches the child as an argument
 
 
@@ -44,8 +45,11 @@ def inspect_parts(name: str, size: int, parts: Mapping[int, bytes], beside: byte
     Raises:
         CheckpointError: see `inspect_safely`.
     """
-    if parts.get(0, b"").startswith(b"\x80"):
-        raise CheckpointError("This is torch's old format, its index among its values: upload it (up to 64 MB) or use python -m minigpt inspect.")
+    head = parts.get(0, b"")[:512]
+    if head.startswith(b"\x80") and sniff(head, name) == "legacy":  # the length of a safetensors header may begin so too
+        raise CheckpointError(
+            f"This is torch's old format, its index among its values: upload it (up to {MAX_UPLOAD_MB} MB) or use python -m minigpt inspect."
+        )
     with tempfile.TemporaryFile() as file:
         for start, data in parts.items():
             file.seek(start)
@@ -69,9 +73,9 @@ def _report_of(file: BinaryIO, arguments: Sequence[str]) -> Report:
 
 
 def _beside(path: Path) -> str:
-    """Return the text of the config.json that lies beside weights as the Hub keeps them, or nothing."""
+    """Return the text of the config.json that lies beside weights, as the Hub keeps them, or nothing."""
     config = path.with_name("config.json")
-    if path.suffix not in (".safetensors", ".bin") or not config.is_file() or config.stat().st_size > MAX_CONFIG_BYTES:
+    if not config.is_file() or config.stat().st_size > MAX_CONFIG_BYTES:
         return ""
     return config.read_bytes().decode(errors="ignore").replace("\0", "")
 

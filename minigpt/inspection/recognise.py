@@ -219,11 +219,13 @@ def recognise_safetensors(file: BinaryIO, header: Header, *, scan: bool) -> Cont
 
 
 def add_config(contents: Contents, text: bytes | str) -> None:
-    """Take the settings from the text of a config.json that lies beside the weights, unless the file has its own."""
-    if text and "config" not in contents.facts:
+    """Take what the file does not say of its settings from the text of a config.json that lies beside it; one of ours says all."""
+    own = contents.facts.get("config", {})
+    if text and contents.format != "minigpt" and isinstance(own, dict):
         try:
-            contents.facts["config"] = plain(strict_json(text, "config.json"))
-            contents.notes.append("settings are those of the config.json beside it")
+            found = plain(strict_json(text, "config.json"))
+            contents.facts["config"] = {**found, **own} if isinstance(found, dict) else own or found
+            contents.notes.append(f"{'further ' if own else ''}settings are those of the config.json beside it")
         except CheckpointError as error:
             contents.warnings.append(str(error))
 

@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 from gradio.events import api as gradio_api
 
+from minigpt.config import TEMPERATURE
 from minigpt.errors import ConfigError, DataError, MiniGPTError
 from minigpt.foreign import open_any
 from minigpt.presets import DEFAULT_PRESET
@@ -65,7 +66,7 @@ class Api:
             for item in shelf.saved(self._manager)
         ]
 
-    def generate(self, checkpoint: str, prompt: str = "", max_tokens: int = 80, temperature: float = 0.8, seed: int = 0) -> str:
+    def generate(self, checkpoint: str, prompt: str = "", max_tokens: int = 80, temperature: float = TEMPERATURE, seed: int = 0) -> str:
         """Return text written by a listed checkpoint from a prompt.
 
         Args:

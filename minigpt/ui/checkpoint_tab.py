@@ -16,6 +16,7 @@ import gradio as gr
 import pandas as pd
 
 from minigpt.checkpoint import Checkpoint
+from minigpt.config import TEMPERATURE
 from minigpt.errors import CheckpointError, MiniGPTError
 from minigpt.foreign import open_any
 from minigpt.generate import unknown
@@ -23,6 +24,7 @@ from minigpt.header import clean, number
 from minigpt.history import curves
 from minigpt.inspection import Report, inspect_parts, inspect_safely
 from minigpt.inspection.hub import inspect_hub
+from minigpt.inspection.opening import MAX_UPLOAD_MB
 from minigpt.runs import KINDS, RunManager
 from minigpt.ui import charts, compare, feed, pages, shelf, takeaway, words, xray, xray_charts
 from minigpt.ui.form import unjudged
@@ -57,7 +59,7 @@ def build(manager: RunManager, tab: gr.Tab) -> tuple[gr.Dataframe, list[gr.compo
                 ask = gr.Button("Look it up", elem_id="ask-hub", scale=1, min_width=110)
         with gr.Column(scale=2, min_width=260):
             upload = gr.File(label="or drop a .safetensors, .pt or .ckpt", height=180, elem_id="upload")
-            gr.HTML("<p>At most 64 MB. An upload replaces nothing and is removed after an hour.</p>", elem_classes="small")
+            gr.HTML(f"<p>At most {MAX_UPLOAD_MB} MB. An upload replaces nothing and is removed after an hour.</p>", elem_classes="small")
             script = (Path(__file__).parent / "peek.js").read_text(encoding="utf-8")
             peek = gr.HTML("", html_template=ANY_FILE, js_on_load=script, elem_id="peek", elem_classes="small")
     chosen = gr.Textbox("", visible=False)
@@ -109,7 +111,7 @@ def _writing(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[
         with gr.Row():
             length = unjudged(gr.Slider(10, MAX_NEW_TOKENS, 80, step=10, label="Length", info="Tokens to write.", elem_id="length"))
             boldness = "Temperature: 0 takes the likeliest each time."
-            temperature = unjudged(gr.Slider(0, 1.5, 0.8, step=0.1, label="Boldness", info=boldness, elem_id="temperature"))
+            temperature = unjudged(gr.Slider(0, 1.5, TEMPERATURE, step=0.1, label="Boldness", info=boldness, elem_id="temperature"))
             seed = unjudged(gr.Number(0, label="Seed", info="Same seed, same text.", elem_id="seed"))
         go = gr.Button("Write", variant="primary", elem_id="write")
         text = gr.Textbox(label="Text", lines=8, max_lines=16, interactive=False, buttons=["copy"], elem_id="text")
@@ -201,7 +203,7 @@ def delete(manager: RunManager, chosen: str) -> list[Any]:
 
 def refused(error: MiniGPTError | OSError) -> list[Any]:
     """Say why a file was not opened, and show nothing else of it."""
-    said = f"This file cannot be read: {error.strerror}." if isinstance(error, OSError) else str(error)
+    said = f"This file cannot be read: {error.strerror or type(error).__name__}." if isinstance(error, OSError) else str(error)
     return _hidden(f'<p class="line wrong">{html.escape(said[:1].upper() + said[1:])}</p>')
 
 

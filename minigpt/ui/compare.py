@@ -1,6 +1,7 @@
 """Two files side by side: their settings, how far their weights are apart, both curves on one axis, what both write from one prompt."""
 
 import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,6 @@ def differences(a: dict[str, object], b: dict[str, object]) -> pd.DataFrame:
 
 
 def changes_table(changes: Any) -> pd.DataFrame:
-    """Return how far each tensor is from the other file's, the largest first."""
-    ranked = sorted(changes, key=lambda change: -change[1])
-    return pd.DataFrame([[name, f"{value:.4g}"] for name, value in ranked], columns=["tensor", "relative change"])
+    """Return how far each tensor is from the other file's, the largest first, before them what is no number or was not read."""
+    ranked = sorted(changes, key=lambda change: -math.inf if change[1] is None or math.isnan(change[1]) else -change[1])
+    return pd.DataFrame([[name, "not read" if value is None else f"{value:.4g}"] for name, value in ranked], columns=["tensor", "relative change"])

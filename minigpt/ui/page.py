@@ -14,6 +14,7 @@ from typing import Any
 import gradio as gr
 
 from minigpt import system
+from minigpt.inspection.opening import MAX_UPLOAD_MB
 from minigpt.runs import RunManager
 from minigpt.ui import api, checkpoint_tab, memory, runs_list, shelf, train_tab
 from minigpt.ui.feed import server_functions
@@ -22,7 +23,6 @@ from minigpt.ui.refusals import warning
 log = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
-MAX_FILE = "64mb"
 UPLOAD_LIVES_S = 3600
 UPLOAD = re.compile("[0-9a-f]{64}")  # the folder that gradio makes for each upload, called by its sha256
 INTRO = """<header><h1>MiniGPT <span>watch a language model learn</span></h1>
@@ -109,7 +109,7 @@ def serve(demo: gr.Blocks, manager: RunManager) -> None:
         demo.launch(
             theme=theme(),
             css_paths=[HERE / "style.css"],
-            max_file_size=MAX_FILE,
+            max_file_size=f"{MAX_UPLOAD_MB}mb",
             max_threads=64,
             ssr_mode=False,
             run_history=False,

@@ -5,6 +5,7 @@ A page may ask for something that takes a while, and open another file before it
 
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,13 +15,15 @@ from minigpt.ui.shelf import UPLOADED
 
 MAX_PAGES = 1000  # that are remembered
 _shown: dict[str, str] = {}  # by the session of the page
+_lock = threading.Lock()
 
 
 def opened(file: str) -> None:
     """Note that the page whose event is being handled now shows this file: its id, or the path of an upload."""
-    _shown[_page()] = file
-    if len(_shown) > MAX_PAGES:
-        del _shown[next(iter(_shown))]
+    with _lock:
+        _shown[_page()] = file
+        if len(_shown) > MAX_PAGES:
+            del _shown[next(iter(_shown))]
 
 
 def while_shown(make: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:

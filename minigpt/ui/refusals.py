@@ -18,7 +18,7 @@ SETTING = re.compile("|".join(rf"\b{name}\b" if "_" in name else f"^{name}(?= is
 
 def sentence(error: MiniGPTError | OSError) -> str:
     """Say what is wrong, without the place on this machine's disk."""
-    return f"the file cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+    return f"the system refused: {error.strerror or type(error).__name__}" if isinstance(error, OSError) else str(error)
 
 
 def markup(error: MiniGPTError | OSError) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import gradio as gr
 
 from minigpt.errors import ConfigError, MiniGPTError
+from minigpt.past import MAX_NAME
 from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.run import LIVE
 from minigpt.runs import PastRun, Run, RunManager
@@ -70,7 +71,7 @@ def build(manager: RunManager, tab: train_tab.TrainTab) -> None:
 def _naming_and_deleting(manager: RunManager, shown: gr.Textbox) -> None:
     """Lay out and wire what changes a run's name or removes it, the latter only when confirmed."""
     with gr.Row(elem_id="rename-row"):
-        name = gr.Textbox(label="New name", max_lines=1, max_length=60, elem_id="new-name")
+        name = gr.Textbox(label="New name", max_lines=1, max_length=MAX_NAME, elem_id="new-name")
         rename = gr.Button("Rename", size="sm", elem_id="rename")
     delete = gr.Button("Delete this run…", size="sm", elem_id="delete")
     doomed = gr.Textbox(visible=False)  # the run that was asked about, whatever the page shows by then

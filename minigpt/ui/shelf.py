@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from minigpt.checkpoint import Checkpoint
+from minigpt.config import TEMPERATURE
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.generate import usual_prompt, write
 from minigpt.runs import RunManager
@@ -97,7 +98,7 @@ def delete(manager: RunManager, chosen: str) -> None:
     manager.delete_checkpoint(item)
 
 
-def written(checkpoint: Checkpoint, prompt: str, length: int, temperature: float = 0.8, seed: int = 0) -> Iterator[str]:
+def written(checkpoint: Checkpoint, prompt: str, length: int, temperature: float = TEMPERATURE, seed: int = 0) -> Iterator[str]:
     """Yield the text as it grows; see `write` and `check_wish`."""
     check_wish(prompt, length, temperature, seed)
     start = prompt[:MAX_PROMPT] or first_prompt(checkpoint)

@@ -15,7 +15,7 @@ import gradio as gr
 from minigpt.config import TransformerConfig, fields
 from minigpt.corpus import decode_text
 from minigpt.device import check_device
-from minigpt.errors import DataError, MiniGPTError
+from minigpt.errors import MiniGPTError
 from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.runs import Run, RunBusy, RunManager
 from minigpt.ui import charts, feed, form, memory
@@ -217,15 +217,13 @@ def own_text(source: str, text: str | None, file: bytes | None) -> str | None:
     """Return the text a person gave, or None for Shakespeare.
 
     Raises:
-        DataError: no text was given, or the file is not text.
+        DataError: the file is not text.
     """
     if source != OWN:
         return None
     if file:
         return decode_text(file)
-    if text is None or not text.strip():
-        raise DataError("the text is empty; paste at least a page of text, drop a file, or choose Shakespeare")
-    return text.encode("utf-8", "replace").decode().replace("\r\n", "\n").replace("\r", "\n")
+    return text or ""
 
 
 def _start(manager: RunManager, source: str, text: str, file: bytes | None, preset: str, *rest: Any) -> Iterator[tuple[Any, ...]]:

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from minigpt.events import perplexity
+
 SPEAKER = re.compile(r"^[A-Z][A-Z ]+:\n", re.MULTILINE)
 SPEAKERS = 2
 BY_HEART = 0.5  # nats that the validation loss has risen again, beyond which a text is being memorised
@@ -29,7 +31,7 @@ def figure(value: float) -> str:
 
 def choices(loss: float) -> str:
     """Write a loss in nats as the number of equally likely tokens it stands for."""
-    count = math.exp(min(loss, 20.0))
+    count = perplexity(loss)
     return f"{count:,.0f}" if count >= 10 else f"{count:.1f}"
 
 
