@@ -24,7 +24,7 @@ import minigpt
 from minigpt.config import TransformerConfig, parse_config
 from minigpt.errors import CheckpointError, ConfigError
 from minigpt.events import finite
-from minigpt.header import MAX_HEADER_BYTES, number, our_metadata, read_header
+from minigpt.header import MAX_HEADER_BYTES, clean, number, our_metadata, read_header
 from minigpt.model import MiniGPT, rotary_tables
 from minigpt.optim import AnyOptimizer
 from minigpt.system import write_atomically
@@ -239,7 +239,7 @@ def first_usable(paths: Iterable[Path], device: str | torch.device = "cpu", *, t
             if to_resume and not all(value.isfinite().all() for value in checkpoint.model.parameters()):
                 raise CheckpointError("its weights are no longer finite numbers")
         except (CheckpointError, OSError) as error:
-            skipped.append(f"{path.name} was skipped: {error}")
+            skipped.append(f"{path.name} was skipped: {clean(str(error))}")
             log.warning(skipped[-1])
         else:
             checkpoint.path, checkpoint.skipped = path, "; ".join(skipped)

@@ -266,7 +266,7 @@ def generate_command(arguments: Sequence[str]) -> int:
         checkpoint = open_any(path)
     import torch
 
-    from minigpt.generate import continued, first_id, generate, unknown, usual_prompt
+    from minigpt.generate import continued, first_id, first_prompt, generate, unknown
 
     for note in checkpoint.notes:
         complain(note)
@@ -276,7 +276,7 @@ def generate_command(arguments: Sequence[str]) -> int:
     if not ids and tokenizer is None:
         raise CheckpointError(f'{path}: it holds no tokenizer, so its model reads and writes numbers of tokens: try --ids "{known - 1}"')
     if not ids and tokenizer is not None:
-        prompt = usual_prompt(tokenizer) if prompt is None else prompt
+        prompt = first_prompt(checkpoint) if prompt is None else prompt
         ids = tokenizer.encode(prompt) or [first_id(tokenizer)]
         if remark := unknown(tokenizer, ids):
             complain(remark)

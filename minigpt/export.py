@@ -18,7 +18,7 @@ from torch import Tensor
 from minigpt.checkpoint import LOCAL_FIELDS, Checkpoint, read_checkpoint, save_checkpoint
 from minigpt.config import BOS, EOS, PAD, SPECIAL_TOKENS, TEMPERATURE, TOP_K, UNK, TransformerConfig
 from minigpt.errors import CheckpointError, MiniGPTError
-from minigpt.generate import sample
+from minigpt.generate import first_prompt, sample
 from minigpt.model import RMS_EPS, ROPE_THETA
 from minigpt.system import stray, sweep_strays, sync_folder, write_atomically
 
@@ -89,10 +89,10 @@ def write_weights(best: Path, last: Path, target: Path) -> int:
     told = newest.metadata if newest.step == checkpoint.step else checkpoint.metadata
     names = ("series", "samples", "data", "val_step", "best_val_loss", "best_step", "max_steps", "elapsed", "threads", "corpus")
     facts = {name: told[name] for name in names if name in told}
-    if checkpoint.tokenizer is not None and (written := sample(checkpoint.model, checkpoint.tokenizer, checkpoint.config.seed)):
+    if checkpoint.tokenizer is not None and (text := sample(checkpoint.model, checkpoint.tokenizer, first_prompt(newest), checkpoint.config.seed)):
         moment = {"step": checkpoint.step, "elapsed": told.get("elapsed", 0.0), "loss": checkpoint.val_loss}
         earlier = [shown for shown in facts.get("samples", []) if shown["step"] < checkpoint.step]
-        facts["samples"] = [*earlier, {"type": "sample", **moment, "prompt": written[0], "text": written[1]}]
+        facts["samples"] = [*earlier, {"type": "sample", **moment, "prompt": first_prompt(newest), "text": text}]
     save_checkpoint(
         checkpoint.model, None, checkpoint.config, checkpoint.step, checkpoint.val_loss, path=target, tokenizer=checkpoint.tokenizer, facts=facts
     )

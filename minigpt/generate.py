@@ -3,18 +3,23 @@
 import bisect
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from minigpt.checkpoint import Checkpoint
 from minigpt.config import BOS, EOS, PAD, TEMPERATURE, TOP_K, UNK
 from minigpt.errors import CheckpointError
+from minigpt.header import is_text
 from minigpt.model import Cache, MiniGPT
 from minigpt.tokenizer import TextTokenizer
 
 NEVER_WRITTEN = (PAD, UNK, BOS, EOS)
-MIN_NAME = 3
+MAX_NAME = 40
+_SPEAKER = re.compile(rf"^[A-Z]{{3,{MAX_NAME - 1}}}:", re.MULTILINE)
+TEXT_LOOKED_AT = 1 << 20  # characters
 SAMPLE_TOKENS = {"word": 48, "char": 180}
 SAMPLE_TIMES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # then every minute
 
@@ -122,13 +127,13 @@ def unknown(tokenizer: TextTokenizer, ids: list[int]) -> str:
     return f"{count} of the prompt's {len(ids)} tokens are not in this model's vocabulary; it reads them as <unk>" if count else ""
 
 
-def sample(model: MiniGPT, tokenizer: TextTokenizer, seed: int, stop_event: threading.Event | None = None) -> tuple[str, str] | None:
-    """Return prompt and text of what a run shows at a moment of its training, or None if the stop event is set meanwhile."""
-    prompt = text = usual_prompt(tokenizer)
+def sample(model: MiniGPT, tokenizer: TextTokenizer, prompt: str, seed: int, stop_event: threading.Event | None = None) -> str | None:
+    """Return what a run shows at a moment of its training, or None if the stop event is set meanwhile."""
+    text = prompt
     for text in write(model, tokenizer, prompt, SAMPLE_TOKENS[tokenizer.kind], seed=seed):  # noqa: B007
         if stop_event is not None and stop_event.is_set():
             return None
-    return prompt, text
+    return text
 
 
 def sample_time(index: int) -> float:
@@ -148,14 +153,24 @@ def first_id(tokenizer: TextTokenizer) -> int:
     return found if found is not None else min(len(NEVER_WRITTEN), tokenizer.vocab_size - 1)
 
 
-def usual_prompt(tokenizer: TextTokenizer) -> str:
-    """Return the prompt of a run's samples: "ROMEO:" if it can be spelled, else the most frequent name in capitals, else a line break."""
-    ids = tokenizer.encode("ROMEO:")
-    if ids and UNK not in ids:
-        return "ROMEO:"
-    if tokenizer.id_of(":") is not None:
-        for index in range(len(NEVER_WRITTEN), tokenizer.vocab_size):  # word vocabularies are in the order of frequency
-            token = tokenizer.token_of(index)
-            if len(token) > MIN_NAME and token.isupper():
-                return f"{token}:"
-    return "\n"
+def usual_prompt(tokenizer: TextTokenizer, text: str | None = None) -> str:
+    """Return what is written from when nobody said: "ROMEO:", or a line break where a vocabulary cannot spell that.
+
+    With the `text` that a model learns from it is "ROMEO:" if somebody is called so there, else the name in capitals that begins most lines.
+    """
+    prompt = "ROMEO:"
+    if text is not None and prompt not in text:
+        names = Counter(_SPEAKER.findall(text, 0, TEXT_LOOKED_AT)).most_common(1)
+        prompt = names[0][0] if names else "\n"
+    ids = tokenizer.encode(prompt)
+    return prompt if ids and UNK not in ids else "\n"
+
+
+def first_prompt(checkpoint: Checkpoint) -> str:
+    """Return what to write from when nobody said: as in the samples of its run, if it has any; an id where there is no vocabulary."""
+    if checkpoint.tokenizer is None:
+        return "0"
+    samples = checkpoint.metadata.get("samples")
+    latest = samples[-1] if isinstance(samples, list) and samples else None
+    prompt = latest.get("prompt") if isinstance(latest, dict) else None
+    return prompt[:MAX_NAME] if is_text(prompt) else usual_prompt(checkpoint.tokenizer)

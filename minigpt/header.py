@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, TypeGuard
 
 from minigpt.errors import CheckpointError
 
@@ -192,7 +192,7 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63 else None
 
 
-def is_text(value: object) -> bool:
+def is_text(value: object) -> TypeGuard[str]:
     """Tell whether a value is text that can be sent: a lone surrogate, as from a name that is no UTF-8 or from JSON, cannot."""
     return isinstance(value, str) and not _SURROGATE.search(value)
 

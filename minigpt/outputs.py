@@ -1,5 +1,6 @@
 """The files that a person names for `train` to write, looked at before it trains: none may replace what is saved already."""
 
+import os
 from pathlib import Path
 
 from minigpt.config import TransformerConfig
@@ -26,10 +27,10 @@ def check_outputs(config: TransformerConfig, weights: Path | None, resumed: Path
     problems = []
     taken: dict[Path, str] = {}
     for name, given in (("vocab_path", config.vocab_path), ("checkpoint_path", best), ("weights", str(weights or ""))):
-        file, where = Path(given).resolve(), f"{name} is {given!r}"
+        file, where = Path(os.path.realpath(given)), f"{name} is {given!r}"
         if not given:
             continue
-        if folder is not None and file.parent == folder.resolve() and (name, file.name) != ("checkpoint_path", "best.safetensors"):
+        if folder is not None and file.parent == Path(os.path.realpath(folder)) and (name, file.name) != ("checkpoint_path", "best.safetensors"):
             problems.append(f"{where}, in the run's own folder: choose a place outside of it")
         elif (other := taken.setdefault(file, name)) != name:
             problems.append(f"{where}, the same file as {other}: give each its own")

@@ -74,10 +74,16 @@ def plain_line(event: AnyEvent, last: Mapping[str, AnyEvent]) -> str | None:
         )
     if kind != "eval":
         return None
-    words = [f"step {event['step']:,} of {event['max_steps']:,}", f"validation loss {loss(event['val_loss'])}"]
+    words = [f"step {event['step']:,} of {event['max_steps']:,}", f"validation loss {loss(event['val_loss'])}{part(event)}"]
     if (log := last.get("log")) is not None:
         words += [f"training loss {log['loss']:.3f}", f"{log.get('tokens_per_s', 0.0):,.0f} tokens/s"]
     return ", ".join([*words, seconds(event["elapsed"])])
+
+
+def part(event: AnyEvent) -> str:
+    """Say of how much of the validation text a loss is, if not of all of it."""
+    scored, of = event.get("val_tokens", 0), event.get("val_tokens_total", 0)
+    return f" on {scored:,} of {of:,} tokens" if 0 < scored < of else ""
 
 
 def loss(value: object) -> str:
@@ -98,11 +104,9 @@ def summary(last: Mapping[str, Mapping[str, Any]], files: Sequence[Path]) -> lis
     if end is None:
         lines = ["stopped before the first step"]
     else:
-        scored, of = end.get("val_tokens", 0), end.get("val_tokens_total", 0)
-        part = f", measured on {scored:,} of {of:,} tokens" if 0 < scored < of else ""
         lines = [
             f"{REASONS[end['reason']]} after {end['step']:,} of {end['max_steps']:,} steps in {seconds(end['elapsed'])}",
-            f"final validation loss {loss(end['val_loss'])}{part}",
+            f"final validation loss {loss(end['val_loss'])}{part(end)}",
             f"best validation loss {loss(end['best_val_loss'])} at step {end.get('best_step', 0):,}",
         ]
     if data:

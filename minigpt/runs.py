@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import logging
+import os
 import re
 import secrets
 import shutil
@@ -95,7 +96,7 @@ class RunManager:
                 if chosen and (list(folder.glob("*.safetensors")) or any((folder / name).exists() for name in OWN_FILES)):
                     raise ConfigError(f"checkpoint_dir {folder.name!r} holds a run already; its files would be replaced: choose a new folder")
                 config.checkpoint_dir = str(folder)
-                config.data_path = str(Path(config.data_path).resolve()) if config.data_path else ""  # a resume may begin elsewhere
+                config.data_path = os.path.realpath(config.data_path) if config.data_path else ""  # a resume may begin elsewhere
                 if text is not None:
                     system.write_atomically(folder / "own text.txt", text.encode())
                     config.data_path = str(folder / "own text.txt")

@@ -233,15 +233,20 @@ def process_lives(pid: int) -> bool:
         os.kill(pid, 0)
     except (OSError, OverflowError) as error:
         return isinstance(error, PermissionError)  # then it is somebody else's
-    return True
+    return _facts(pid)[:1] != ["Z"]  # a dead one that its parent has not asked about
 
 
 def process_birth(pid: int) -> str | None:
     """Return when a process began, so that one to which its number was given again is not taken for it; None where that is not told."""
+    return facts[19] if len(facts := _facts(pid)) > 19 else None
+
+
+def _facts(pid: int) -> list[str]:
+    """Return what Linux tells of a process behind its name, as proc(5) lists it from the state on; elsewhere nothing."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    except (OSError, IndexError, ValueError):
-        return None
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return []
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from minigpt.device import choose_device, choose_precision, choose_threads
 from minigpt.errors import CheckpointError
 from minigpt.evaluation import evaluate
 from minigpt.events import Callback, CompleteEvent, DataEvent, EvalEvent, Event, Reason, StopSignal, finite, perplexity
-from minigpt.generate import sample, sample_time, samples_by
+from minigpt.generate import sample, sample_time, samples_by, usual_prompt
 from minigpt.history import History
 from minigpt.model import MiniGPT
 from minigpt.optim import FiniteGuard, configure_optimizer, get_lr
@@ -74,6 +74,7 @@ class Trainer:
         self.device = choose_device(config, stop)
         self.text = prepare_text(config, self.emit, stop)
         self.tokenizer = self.text.tokenizer
+        self.prompt = usual_prompt(self.tokenizer, self.text.corpus.text)
         self.check_loader = self.text.val_loader.subset(int(EVALUATED_SHARE * config.eval_interval * config.batch_size))
         self.max_steps = self.text.steps
         chosen = config.model_copy(update={"precision": choose_precision(config, self.device)})
@@ -229,10 +230,10 @@ class Trainer:
         self.next_sample = max(self.next_sample, samples_by(self.elapsed))
         if self.history.samples and self.history.samples[-1]["step"] == self.step:
             return
-        if (written := sample(self.model, self.tokenizer, self.config.seed, stop)) is None:
+        if (text := sample(self.model, self.tokenizer, self.prompt, self.config.seed, stop)) is None:
             return
         loss = self.val_loss if self.val_step == self.step else self.history.smoothed_loss
-        self.emit({"type": "sample", "step": self.step, "elapsed": self.elapsed, "loss": finite(loss), "prompt": written[0], "text": written[1]})
+        self.emit({"type": "sample", "step": self.step, "elapsed": self.elapsed, "loss": finite(loss), "prompt": self.prompt, "text": text})
 
     def save(self, name: str) -> None:
         """Write `name`.safetensors in the run's folder; the file that was `last` stays as `previous`."""

@@ -227,7 +227,14 @@ def test_weights_alone_may_replace_weights_of_ours(trained: Trained) -> None:
     check_outputs(TransformerConfig(checkpoint_dir="new", checkpoint_path="new/best.safetensors"), None)
 
 
-def test_a_text_that_cannot_be_read_fails_the_run_with_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_that_cannot_be_read_fails_the_run_with_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    for flag in ("--data-path", "--weights", "--vocab-path"):
+        assert main(["train", "--data-path", "nowhere.txt", flag, "loop"]) == 1
+        assert "cannot be read" in capsys.readouterr().err
     assert main(["train", "--data-path", "nowhere.txt"]) == 1
     assert capsys.readouterr().err.splitlines() == [
         "the run failed: the text file 'nowhere.txt' cannot be read (No such file or directory); give the path of a UTF-8 text file"

@@ -169,6 +169,25 @@ def test_ctrl_c_while_the_libraries_load_ends_quietly(tmp_path: Path) -> None:
     assert said == []
 
 
+INTERRUPTED = """
+import runpy, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, *rest):
+        if name == "minigpt.cli":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["minigpt", "--help"]
+runpy.run_module("minigpt", run_name="__main__")
+"""
+
+
+def test_ctrl_c_before_the_command_line_is_loaded_ends_quietly() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], check=False, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 TAKE_AND_FREE = """
 import resource, sys
 from minigpt import system

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -5,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from minigpt.checkpoint import Checkpoint
 from minigpt.config import TransformerConfig
-from minigpt.generate import NEVER_WRITTEN, first_id, generate, sample_time, samples_by, usual_prompt, write
+from minigpt.generate import NEVER_WRITTEN, first_id, first_prompt, generate, sample_time, samples_by, usual_prompt, write
 from minigpt.model import MiniGPT
 from minigpt.tokenizer import CharTokenizer, TextTokenizer, WordTokenizer
 
@@ -166,14 +168,30 @@ def test_nothing_asked_for_is_nothing_written(made: Made) -> None:
 
 @pytest.mark.parametrize("kind", [WordTokenizer, CharTokenizer])
 def test_the_usual_prompt_is_one_the_vocabulary_can_spell(kind: Any, tiny_text: str) -> None:
-    for text in (tiny_text, tiny_text.replace("ROMEO", "PUCK"), "small words\nand nothing else\n", "a"):
+    letters = "ROMEO: written in the middle, PUCK:\nANN: once\nFRIAR LAWRENCE: twice\nRE: mail\n"
+    for text, prompt in (
+        (tiny_text, "ROMEO:"),
+        ("PUCK:\nhow now\nPUCK:\nANN:\n" + tiny_text.replace("ROMEO", "PUCK")[:40], "PUCK:"),
+        (letters.replace("ROMEO", "MORE O"), "ANN:"),
+        ("small words\nand nothing else\n", "\n"),
+        ("R\nO\nM\nE\n:\n", "\n"),
+        ("a", "\n"),
+    ):
         tokenizer = kind()
         tokenizer.build_vocab(text, 200)
-        prompt = usual_prompt(tokenizer)
-        if text == tiny_text:
-            assert prompt == "ROMEO:"
+        assert usual_prompt(tokenizer, text) == prompt
         if prompt != "\n":
             assert not set(tokenizer.encode(prompt)) & set(NEVER_WRITTEN)
+
+
+@pytest.mark.parametrize(
+    ("samples", "prompt"),
+    [([{"prompt": "PUCK:"}, {"prompt": "ANN:"}], "ANN:"), ([], "ROMEO:"), ([{}], "ROMEO:"), ("odd", "ROMEO:"), ([{"prompt": "\ud800"}], "ROMEO:")],
+)
+def test_a_model_writes_from_what_its_run_s_samples_began_with(samples: Any, prompt: str, made: Made) -> None:
+    checkpoint = Checkpoint(*made, made[0].config, 1, None, {"samples": samples}, {})
+    assert first_prompt(checkpoint) == prompt
+    assert first_prompt(dataclasses.replace(checkpoint, tokenizer=None)) == "0"
 
 
 @pytest.mark.parametrize("second", [0.0, 0.4, 0.5, 59.9, 60.0, 60.1, 119.0, 120.0, 3600.0, 1e13])

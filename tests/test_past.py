@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -206,6 +208,20 @@ def test_a_process_to_which_a_dead_one_s_number_was_given_again_is_not_taken_for
     (folder / "state.json").write_text(json.dumps({**state, "state": "training", "pid": os.getppid(), "born": "12"}))
     assert (manager.past()[0].state, manager.past()[0].resumable) == ("interrupted", True)
     manager.rename("run", "free again")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells a dead process from a living one before its parent asks")
+def test_a_dead_process_that_its_parent_has_not_asked_about_does_not_train(manager: RunManager, settings: Any) -> None:
+    folder = done(manager, settings(), cut=6).folder
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        state = json.loads((folder / "state.json").read_text())
+        born = system.process_birth(process.pid)
+        (folder / "state.json").write_text(json.dumps({**state, "state": "training", "pid": process.pid, "born": born}))
+        assert manager.past()[0].state == "training"
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert system.process_birth(process.pid) == born
+        assert (manager.past()[0].state, manager.past()[0].resumable) == ("interrupted", True)
 
 
 def test_a_run_that_ended_here_and_trains_elsewhere_is_not_renamed_or_deleted(manager: RunManager, settings: Any) -> None:

@@ -36,7 +36,7 @@ from minigpt.runs import Run, RunManager
 from minigpt.tokenizer import WordTokenizer
 from minigpt.ui import charts, checkpoint_tab, feed, form, page, pages, runs_list, shelf, train_tab, words
 from minigpt.ui.api import Api
-from minigpt.ui.refusals import markup, refusing, sentence
+from minigpt.ui.refusals import LABELS, markup, refusing, sentence
 
 LIMIT_S = 60.0
 TINY: dict[str, Any] = {
@@ -397,17 +397,18 @@ def test_what_differs_from_the_preset_is_told_and_nothing_else(preset: str, chan
     config = form.checked(preset, changes)
     assert form.differing(preset, config) == changes
     line = form.summary(preset, config)
-    assert re.match(r"[\d,]+ k parameters · about [\d.]+ (s|min|h) · ", line)
+    most = "up to " if config.tokenizer == "char" else ""
+    assert re.match(most + r"[\d,]+ k parameters · about [\d.]+ (s|min|h) · ", line)
     assert PRESETS[preset].sentence in line
     if changes:
         count = "1 setting differs" if len(changes) == 1 else f"{len(changes)} settings differ"
-        assert line.partition(f" · {count} from {PRESETS[preset].label}: ")[2].split(", ") == [name for name in form.NAMES if name in changes]
+        assert line.partition(f" · {count} from {PRESETS[preset].label}: ")[2].split(", ") == [LABELS[name] for name in form.NAMES if name in changes]
     else:
         assert "differ" not in line
 
 
 def test_one_setting_that_differs_is_one() -> None:
-    assert form.summary("quick", form.checked("quick", {"seed": 1})).endswith(" · 1 setting differs from Quick: seed")
+    assert form.summary("quick", form.checked("quick", {"seed": 1})).endswith(" · 1 setting differs from Quick: Seed")
 
 
 @pytest.mark.parametrize(("preset", "changes"), CHANGES)
@@ -842,6 +843,23 @@ def test_the_best_point_stays_on_the_curve_when_it_is_thinned(run: Run) -> None:
     run.history.append(complete(3 * MAX_POINTS - 1, best_step=best[1], best_val_loss=best[0]))
     x, y = run.history.series["val"].x, run.history.series["val"].y
     assert feed.best_point(run) in zip(x, y, strict=True)
+
+
+def test_a_run_of_other_tokens_laid_over_the_chart_says_so(trained: RunManager, tiny_text: str) -> None:
+    letters = trained.create(PRESETS["chars"].config(**TINY), preset="chars", text=tiny_text)
+    letters.work()
+    assert letters.state == "finished", letters.error
+    words, other = trained.latest.id, letters.id
+    assert [trace["name"] for trace in runs_list.traces(trained, [other], words)] == [f"{other}, in characters", f"{other}, in characters, training"]
+    assert [trace["name"] for trace in runs_list.traces(trained, [words], other)] == [f"{words}, in words", f"{words}, in words, training"]
+    assert {trace["name"] for trace in runs_list.traces(trained, [words], "example")} == {words, f"{words}, training"}
+    trained.delete(other)
+
+
+def test_a_size_is_told_in_a_unit_that_fits() -> None:
+    assert [words.size(count) for count in (0, 1, 999, 1001, 405_000, 1_023_456, 6_440_000)] == [
+        "0 kB", "1 kB", "1 kB", "2 kB", "405 kB", "1.0 MB", "6.4 MB",
+    ]  # fmt: skip
 
 
 # The Train tab

@@ -21,7 +21,7 @@ from gradio.context import LocalContext
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from minigpt.checkpoint import save_checkpoint
+from minigpt.checkpoint import read_checkpoint, save_checkpoint
 from minigpt.cli import main
 from minigpt.config import TransformerConfig
 from minigpt.errors import CheckpointError
@@ -255,6 +255,18 @@ def test_a_refusal_in_the_middle_of_measuring_is_told_as_any_other(
     assert main(["inspect", str(tmp_path / "a.safetensors"), "--tensors", "--json"]) == 1
     told = capsys.readouterr()
     assert told.err.strip() == f"{tmp_path / 'a.safetensors'}: {json.loads(told.out)['error']}"
+
+
+@pytest.mark.parametrize("step", [10**30, -(10**30), -2, 1.5, "7", True, [1]])
+def test_a_step_in_the_metadata_that_is_none_is_left_out_and_the_rest_shown(step: object, tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(feed.EXAMPLE)
+    facts = {**checkpoint.metadata, "best_step": step, "val_step": step}
+    path = tmp_path / "a.safetensors"
+    save_checkpoint(checkpoint.model, None, checkpoint.config, 420, 3.9, path=path, tokenizer=checkpoint.tokenizer, facts=facts)
+    shown = checkpoint_tab.shown_details("", path, "a")
+    assert "step 420 · validation loss 3.90" in shown[1]
+    assert "best_step is not a whole number of sane size" in shown[1]
+    assert not inspect_file(path).metadata.keys() & {"best_step", "val_step"}
 
 
 def test_the_script_that_looks_at_large_files_leaves_those_alone_that_may_be_uploaded() -> None:

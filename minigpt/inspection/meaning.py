@@ -195,6 +195,10 @@ def _metadata(contents: Contents) -> dict[str, object]:
         if value is not None and not (isinstance(value, kind) and all(isinstance(record, dict) for record in records)):
             contents.warnings.append(f"metadata: {name} is not of the kind that MiniGPT writes")
             del kept[name]
+    for name in ("best_step", "val_step"):
+        if (step := kept.get(name)) is not None and (type(step) is not int or not -1 <= step < 2**53):
+            contents.warnings.append(f"metadata: {name} is not a whole number of sane size: {clean(step, 30)}")
+            del kept[name]
     return kept
 
 

@@ -19,7 +19,7 @@ from minigpt.checkpoint import Checkpoint
 from minigpt.config import TEMPERATURE
 from minigpt.errors import CheckpointError, MiniGPTError
 from minigpt.foreign import open_any
-from minigpt.generate import unknown
+from minigpt.generate import first_prompt, unknown
 from minigpt.header import clean, number
 from minigpt.history import curves
 from minigpt.inspection import Report, inspect_parts, inspect_safely
@@ -29,11 +29,11 @@ from minigpt.runs import KINDS, RunManager
 from minigpt.ui import charts, compare, feed, pages, shelf, takeaway, words, xray, xray_charts
 from minigpt.ui.form import unjudged
 from minigpt.ui.refusals import refusing
-from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, first_prompt, id_of, listed, path_of, saved, written
+from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, id_of, listed, path_of, saved, written
 from minigpt.ui.xray import SHOWN, parts_table, settings_table, table, tensors_table
 
 DETAILS = 21  # components that a chosen file fills
-FIRST_TEXT_TOKENS, FIRST_TEXT_S = 60, 1.5
+USUAL_LENGTH, FIRST_TEXT_S = 80, 1.5
 MAX_SENT = 64 << 20  # characters that the page's script may send of a file that stays where it is
 ANY_FILE = """<label for="any-file">or look at a file of any size; its weights stay on your disk</label><input type="file" id="any-file">"""
 NO_VOCABULARY = "It holds no vocabulary: its prompt is ids of tokens, such as 1 2 3, and so is its text."
@@ -59,7 +59,7 @@ def build(manager: RunManager, tab: gr.Tab) -> tuple[gr.Dataframe, list[gr.compo
                 ask = gr.Button("Look it up", elem_id="ask-hub", scale=1, min_width=110)
         with gr.Column(scale=2, min_width=260):
             upload = gr.File(label="or drop a .safetensors, .pt or .ckpt", height=180, elem_id="upload")
-            gr.HTML(f"<p>At most {MAX_UPLOAD_MB} MB. An upload replaces nothing and is removed after an hour.</p>", elem_classes="small")
+            gr.HTML(f"<p>At most {MAX_UPLOAD_MB} MB. An upload is looked at only, and removed after an hour.</p>", elem_classes="small")
             script = (Path(__file__).parent / "peek.js").read_text(encoding="utf-8")
             peek = gr.HTML("", html_template=ANY_FILE, js_on_load=script, elem_id="peek", elem_classes="small")
     chosen = gr.Textbox("", visible=False)
@@ -109,7 +109,7 @@ def _writing(manager: RunManager, chosen: gr.Textbox, upload: gr.File) -> tuple[
     with gr.Accordion("Write with it", open=True, elem_id="write-part") as writing:
         prompt = gr.Textbox(label="Prompt", placeholder="the start of a text; empty takes the model's usual one", lines=2, elem_id="prompt")
         with gr.Row():
-            length = unjudged(gr.Slider(10, MAX_NEW_TOKENS, 80, step=10, label="Length", info="Tokens to write.", elem_id="length"))
+            length = unjudged(gr.Slider(10, MAX_NEW_TOKENS, USUAL_LENGTH, step=10, label="Length", info="Tokens to write.", elem_id="length"))
             boldness = "Temperature: 0 takes the likeliest each time."
             temperature = unjudged(gr.Slider(0, 1.5, TEMPERATURE, step=0.1, label="Boldness", info=boldness, elem_id="temperature"))
             seed = unjudged(gr.Number(0, label="Seed", info="Same seed, same text.", elem_id="seed"))
@@ -271,7 +271,7 @@ def shown(report: Report, name: str, chosen: str = "", *remarks: str, prompt: st
 def _first_text(checkpoint: Checkpoint, prompt: str) -> str:
     """Write a few lines with a model just opened, for at most a moment if it is a large one."""
     began = time.monotonic()
-    grown = written(checkpoint, prompt, FIRST_TEXT_TOKENS)
+    grown = written(checkpoint, prompt, USUAL_LENGTH)
     *_, text = prompt, *itertools.takewhile(lambda _: time.monotonic() - began < FIRST_TEXT_S, grown)
     return text
 
@@ -279,7 +279,7 @@ def _first_text(checkpoint: Checkpoint, prompt: str) -> str:
 def _verdict(report: Report, remarks: tuple[str, ...], name: str) -> str:
     loss = report.val_loss if report.val_loss is not None else report.best_val_loss
     verdict = words.checkpoint_verdict(report.step, loss, report.metadata)
-    size = f"{report.parameters:,} parameters · {report.size_bytes / 1e6:,.2f} MB · shape {report.fingerprint}"
+    size = f"{report.parameters:,} parameters · {words.size(report.size_bytes)} · shape {report.fingerprint}"
     small = f"{name} · made by {report.made_by} · {size}"
     rows = "".join(f"<li>{html.escape(clean(line, 300))}</li>" for line in (*report.warnings, *report.notes, *remarks))
     return f'<p class="line">{html.escape(verdict)}</p><p class="small">{html.escape(small)}</p>' + (f'<ul class="small">{rows}</ul>' if rows else "")

@@ -48,15 +48,16 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
         options = (prompt or "", length, temperature, seed or 0)
         with refusing("Cannot compare"):
             shelf.check_wish(*options)
-            second = shelf.UPLOADED if other_upload else other or ""
+            if not (second := shelf.UPLOADED if other_upload else other):
+                raise CheckpointError("choose another saved checkpoint to compare with, or drop a file")
             paths = shelf.path_of(manager, chosen, upload), shelf.path_of(manager, second, other_upload)
             names = [shelf.title(manager, id) for id in (chosen, second)]
             reports = [inspect_safely(path) for path in paths]
             drawn = {f"{mark}: {name}": curves(report.metadata.get("series")) for mark, name, report in zip("ab", names, reports, strict=True)}
             yield [
                 gr.Column(visible=True),
-                _as_html(heading(*reports), differences(*map(facts, reports))),
-                _as_html("Change of each tensor, ‖a − b‖ / ‖b‖", changes_table(relative_changes(*paths))),
+                _as_html(heading(*reports), differences(*map(facts, reports)), "nothing"),
+                _as_html("Change of each tensor, ‖a − b‖ / ‖b‖", changes_table(relative_changes(*paths)), "no name and shape is in both"),
                 gr.Plot(charts.as_plot(xray_charts.two_runs_figure(drawn)), visible=any(drawn.values())),
                 *(gr.Textbox("", label=label) for label in drawn),
             ]
@@ -76,8 +77,8 @@ def build(manager: RunManager, chosen: gr.Textbox, upload: gr.File, writing: lis
     return part
 
 
-def _as_html(title: str, frame: pd.DataFrame) -> str:
-    return f"<p>{title}: none</p>" if frame.empty else f"<p>{title}</p>{frame.to_html(index=False, border=0, escape=True)}"
+def _as_html(title: str, frame: pd.DataFrame, none: str) -> str:
+    return f"<p>{title}: {none}</p>" if frame.empty else f"<p>{title}</p>{frame.to_html(index=False, border=0, escape=True)}"
 
 
 def _text(path: Path, *options: Any) -> Iterator[str]:

@@ -84,7 +84,7 @@ function show(index, chosen) {  // the sample of a moment; by hand it stays, oth
 }
 
 function tell() {  // words and buttons; the polite region changes only with the state and with evaluations
-  if (!view.live && view.run === started.run && performance.now() < started.until) return;  // the server has not answered the click yet
+  if (!view.live && view.run === started.run && view.life === started.life && performance.now() < started.until) return;  // the server has not answered the click yet
   put('#status .state', view.status); put('#status .numbers', view.numbers);
   if (view.story !== said) { said = view.story; put('#status .story', said); }
   if (one('#status .fill')) one('#status .fill').style.width = `${100 * view.share}%`;
@@ -189,7 +189,7 @@ document.addEventListener('input', ({ target }) => {
 });
 document.addEventListener('click', async event => {
   if (event.target.closest('#train, #resume, #extend, #restart, #restart-now')) {  // at once, before the server has answered; a refused start is put right by the next poll
-    started = { run, until: performance.now() + 2500, here: true }; eager = performance.now() + 5000;
+    started = { run, life, until: performance.now() + 2500, here: true }; eager = performance.now() + 5000;
     button('starting'); put('#stop', 'Starting…'); put('#status .state', 'starting…'); put('#status .story', said = '');
     attempt(() => Notification.permission === 'default' && Notification.requestPermission());
     if (innerWidth < 900) one('#status')?.scrollIntoView({ behavior: 'smooth' });

@@ -67,7 +67,7 @@ def run_view(run: Run, have: Have) -> dict[str, Any]:
         worse = (val_loss or 0.0) - (validated.get("best_val_loss") or 0.0)
         story = words.milestone(loss, worse, data, texts, unit) if validated else words.coverage(data, unit)
     else:
-        story = words.verdict(state, complete, data, unit, run.error, run.config.learning_rate)
+        story = words.verdict(state, complete, data, unit, run.error, run.config.learning_rate, run.saved_step)
     step, most = run.step, run.max_steps
     left = history.seconds_left(most) if state == "training" else None
     return {

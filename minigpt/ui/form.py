@@ -11,6 +11,7 @@ import gradio as gr
 from minigpt.config import TransformerConfig, extra, fields, parameter_count, parse_config
 from minigpt.errors import ConfigError
 from minigpt.presets import DEFAULT_PRESET, PRESETS, expected_seconds
+from minigpt.ui.refusals import LABELS
 from minigpt.ui.words import duration
 
 NAMES = [*fields("model"), *fields("training")]
@@ -131,9 +132,11 @@ def differing(preset: str, config: TransformerConfig) -> dict[str, Any]:
 def summary(preset: str, config: TransformerConfig) -> str:
     """Say under the button what this run will cost and how it differs from its preset."""
     size = parameter_count(config)
-    line = f"{size / 1000:,.0f} k parameters · about {duration(expected_seconds(preset, config))} · {PRESETS[preset].sentence}"
+    most = "up to " if config.tokenizer == "char" else ""  # a text has as many letters as it has
+    line = f"{most}{size / 1000:,.0f} k parameters · about {duration(expected_seconds(preset, config))} · {PRESETS[preset].sentence}"
     if changed := differing(preset, config):
-        line += f" · {len(changed)} setting{'s differ' if len(changed) > 1 else ' differs'} from {PRESETS[preset].label}: {', '.join(changed)}"
+        names = ", ".join(LABELS[name] for name in changed)
+        line += f" · {len(changed)} setting{'s differ' if len(changed) > 1 else ' differs'} from {PRESETS[preset].label}: {names}"
     return line
 
 

@@ -16,7 +16,7 @@ from minigpt.past import MAX_NAME
 from minigpt.presets import DEFAULT_PRESET, PRESETS
 from minigpt.run import LIVE
 from minigpt.runs import PastRun, Run, RunManager
-from minigpt.ui import charts, feed, train_tab
+from minigpt.ui import charts, feed, train_tab, words
 from minigpt.ui.refusals import warning
 
 OVERLAY_POINTS = 500
@@ -159,7 +159,10 @@ def server_functions(manager: RunManager) -> list[Callable[..., str]]:
 def traces(manager: RunManager, ticked: list[Any], shown: object) -> list[dict[str, Any]]:
     """Return the curves of the ticked runs, each in the colour of its place; the run on the page has its own already."""
     found = [(feed.find_run(manager, run_id), colour) for run_id, colour in zip(ticked, charts.OVERLAYS, strict=False) if run_id != shown]
-    drawn = [(charts.thin(charts.curves_of(run.history), OVERLAY_POINTS), run.name, colour) for run, colour in found if run]
+    here = feed.find_run(manager, shown)
+    unit = here.config.tokenizer if here else "word"
+    names = {run.id: run.name + ("" if run.config.tokenizer == unit else f", in {words.UNITS[run.config.tokenizer]}") for run, _ in found if run}
+    drawn = [(charts.thin(charts.curves_of(run.history), OVERLAY_POINTS), names[run.id], colour) for run, colour in found if run]
     return [trace for curves, name, colour in drawn for trace in charts.overlay(curves, html.escape(name), colour)]
 
 

@@ -10,10 +10,10 @@ import pandas as pd
 from minigpt.checkpoint import Checkpoint
 from minigpt.config import TEMPERATURE
 from minigpt.errors import CheckpointError, ConfigError
-from minigpt.generate import usual_prompt, write
+from minigpt.generate import first_prompt, write
 from minigpt.runs import RunManager
 from minigpt.saved import SavedCheckpoint, describe
-from minigpt.ui import feed
+from minigpt.ui import feed, words
 
 UPLOADED = "upload"
 MAX_NEW_TOKENS, MAX_PROMPT = 400, 2000
@@ -41,7 +41,7 @@ def listed(manager: RunManager) -> pd.DataFrame:
             item.kind,
             "" if item.step is None else f"{item.step:,}",
             "" if item.val_loss is None else f"{item.val_loss:.3f}",
-            f"{item.size_bytes / 1e6:.1f} MB",
+            words.size(item.size_bytes),
             "" if item.kind == "example" else f"{pd.Timestamp(item.saved_at, unit='s'):%d %b %H:%M}",
         ]
         for item in saved(manager)
@@ -123,8 +123,3 @@ def _check(name: str, value: object, kind: type[int] | type[float], low: float, 
     if not fits or not low <= value <= high:  # type: ignore[operator]
         what = "a whole number" if kind is int else "a number"
         raise ConfigError(f"{name} is {str(value)[:40]}; it must be {what} from {low:,} to {high:,}")
-
-
-def first_prompt(checkpoint: Checkpoint) -> str:
-    """Return what to write from when nobody said."""
-    return usual_prompt(checkpoint.tokenizer) if checkpoint.tokenizer is not None else "0"

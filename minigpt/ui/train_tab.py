@@ -65,7 +65,7 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
                 text = gr.Textbox(
                     label="Paste a text", lines=5, max_lines=8, elem_id="own-text", placeholder="At least a page; the longer, the better."
                 )
-                file = gr.File(label="or drop a text file (UTF-8); it goes before the box", type="binary", height=150, elem_id="own-file")
+                file = gr.File(label="or drop a text file (UTF-8), which is then taken instead", type="binary", height=150, elem_id="own-file")
             choices = [(form.label(name), name) for name in PRESETS]
             preset = form.unjudged(gr.Radio(choices, value=DEFAULT_PRESET, label="Run", elem_id="preset"))
             train = gr.Button("Train it", variant="primary", size="lg", elem_id="train")
@@ -100,7 +100,8 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
         load.upload(_load, load, [preset, *controls, *after], **WARNING),
     ):
         planned.then(None, link, None, js=memory.REMEMBER, api_visibility="private")
-    copy.click(None, link, copy, js=memory.COPY_LINK, api_visibility="private")
+    copied = copy.click(None, link, copy, js=memory.COPY_LINK, api_visibility="private")
+    copied.then(None, None, copy, js="() => new Promise(done => setTimeout(() => done('Copy link'), 2000))", api_visibility="private")
     file_text = gr.Textbox(visible=False)
     saved = save.click(_save, [preset, *controls], file_text, **QUIET)
     saved.success(None, file_text, None, js=memory.DOWNLOAD, api_visibility="private")

@@ -29,6 +29,11 @@ def figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def size(count: int) -> str:
+    """Write a number of bytes."""
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{math.ceil(count / 1e3)} kB"
+
+
 def choices(loss: float) -> str:
     """Write a loss in nats as the number of equally likely tokens it stands for."""
     count = perplexity(loss)
@@ -81,12 +86,14 @@ def status(state: str, message: str, step: int, max_steps: int, seconds_left: fl
     return f"{state} · {where}"
 
 
-def verdict(state: str, complete: Mapping[str, Any], data: Mapping[str, Any], unit: str, error: str = "", learning_rate: float = 0.0) -> str:  # noqa: PLR0911
+def verdict(  # noqa: PLR0911
+    state: str, complete: Mapping[str, Any], data: Mapping[str, Any], unit: str, error: str = "", learning_rate: float = 0.0, saved_step: int = 0
+) -> str:
     """Say how a run ended and what that means."""
     if state == "failed":
         return f"The run could not go on: {error}"
     if state == "interrupted":
-        return "The program ended while this run was training. What it had saved is there: Resume goes on from its last checkpoint."
+        return f"The program ended while this run was training. What it had saved is there: Resume goes on from step {saved_step:,}."
     if not complete:
         return "Stopped before there was a model; nothing was saved." if state == "stopped" else ""
     took = duration(float(complete["elapsed"]))

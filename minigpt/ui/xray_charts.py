@@ -51,4 +51,4 @@ def two_runs_figure(runs: Mapping[str, charts.Curves]) -> go.Figure:
     figure = go.Figure(
         [trace for colour, (name, curves) in zip(COLOURS, runs.items(), strict=False) for trace in charts.overlay(curves, _text(name), colour)]
     )
-    return charts.dressed(figure, 320).update_layout(charts.LOSS_AXES, legend_title_text="validation (training is paler)")
+    return charts.dressed(figure, 320).update_layout(charts.LOSS_AXES, legend_title_text="validation (training is paler)", legend_title_side="top")

@@ -30,6 +30,7 @@ from browser.conftest import (
     wait_state,
     wait_until,
 )
+from minigpt.resume import find_checkpoint
 
 TRAIN, SMOOTHED, VAL, OWN_TRACES = 0, 1, 2, 7
 CUT = "AbortError|Connection errored|network error|Failed to (fetch|load resource)|ERR_INTERNET_DISCONNECTED|ERR_NETWORK"
@@ -95,7 +96,7 @@ def test_a_reload_finds_the_run_its_texts_and_its_settings_and_never_shows_anoth
     assert page.evaluate("window.minigpt.samples.length") >= samples
     expect(page.locator("#stop")).to_be_visible()
     page.wait_for_function("text => document.querySelector('#own-text textarea')?.value === text", arg=short_text)
-    expect(page.locator("#about")).to_contain_text("max_steps, log_interval, seed")
+    expect(page.locator("#about")).to_contain_text("Steps, Log every, Seed")
     open_part(page, "settings-training")
     expect(setting(page, "max_steps")).to_have_value("4711")
     page.wait_for_function("window.lengths.size > 0")
@@ -110,7 +111,7 @@ def test_a_second_tab_follows_with_the_run_s_settings_and_the_run_outlives_both(
     more = wait_points(second, count)
     assert second.evaluate("window.minigpt.view.run") == view["run"]
     assert trace(second, "loss", TRAIN)[0][:more] == list(range(1, more + 1))
-    expect(second.locator("#about")).to_contain_text("max_steps, log_interval")
+    expect(second.locator("#about")).to_contain_text("Steps, Log every")
     second.close()
     page.close()
     later = server.wait_for_step(server.view()["step"] + 5)
@@ -124,11 +125,11 @@ def test_the_form_survives_a_reload(page: Page, faults: Faults, short_text: str)
     expect(page.locator("#about")).to_contain_text("Letter by letter")
     open_part(page, "settings-training")
     set_number(page, "max_steps", 321)
-    expect(page.locator("#about")).to_contain_text("1 setting differs from Letters: max_steps")
+    expect(page.locator("#about")).to_contain_text("1 setting differs from Letters: Steps")
     reload(page, faults)
     expect(page.get_by_label("Letters")).to_be_checked()
     page.wait_for_function("text => document.querySelector('#own-text textarea')?.value === text", arg=short_text)
-    expect(page.locator("#about")).to_contain_text("1 setting differs from Letters: max_steps")
+    expect(page.locator("#about")).to_contain_text("1 setting differs from Letters: Steps")
     open_part(page, "settings-training")
     expect(setting(page, "max_steps")).to_have_value("321")
 
@@ -136,7 +137,7 @@ def test_the_form_survives_a_reload(page: Page, faults: Faults, short_text: str)
 def test_a_link_fills_the_form_and_a_wrong_one_is_refused_in_words(page: Page, server: Server, faults: Faults) -> None:
     visit(page, faults, server.url + "?preset=classic&max_steps=300&warmup_steps=10&learning_rate=0.001&dropout=0.2")
     expect(page.get_by_label("Classic")).to_be_checked()
-    expect(page.locator("#about")).to_contain_text("4 settings differ from Classic: dropout, max_steps, learning_rate, warmup_steps")
+    expect(page.locator("#about")).to_contain_text("4 settings differ from Classic: Dropout, Steps, Learning rate, Warm-up")
     open_part(page, "settings-training")
     expect(setting(page, "max_steps")).to_have_value("300")
     set_number(page, "seed", 3)
@@ -145,6 +146,7 @@ def test_a_link_fills_the_form_and_a_wrong_one_is_refused_in_words(page: Page, s
     expect(page.locator("#about")).to_contain_text("5 settings differ")
     page.locator("#copy-link").click()
     expect(page.locator("#copy-link")).to_have_text(re.compile("Copied|It is in the address bar"))
+    expect(page.locator("#copy-link")).to_have_text("Copy link")
     assert "seed=3" in page.url
     assert "max_steps=300" in page.url
     visit(page, faults, server.url + "?preset=quick&n_heads=5")
@@ -169,7 +171,7 @@ def test_settings_are_saved_to_a_file_and_loaded_from_it(page: Page, tmp_path: P
     (tmp_path / "settings.json").write_text(json.dumps({**content, "seed": 12}))
     chooser.set_input_files(tmp_path / "settings.json")
     expect(setting(page, "max_steps")).to_have_value("77")
-    expect(page.locator("#about")).to_contain_text("3 settings differ from Quick: max_steps, warmup_steps, seed")
+    expect(page.locator("#about")).to_contain_text("3 settings differ from Quick: Steps, Warm-up, Seed")
     (tmp_path / "other.json").write_text("[1, 2]")
     chooser.set_input_files(tmp_path / "other.json")
     expect(page.get_by_test_id("toast-body").last).to_contain_text("this file holds no settings")
@@ -251,6 +253,11 @@ def test_a_stopped_run_is_resumed_from_the_page(page: Page, server: Server, shor
     page.locator("#stop").click()
     assert wait_state(page, "stopped")["step"] > ended
     assert server.view()["run"] == run
+    page.locator("#resume").click()
+    page.wait_for_function("window.minigpt.view.live")
+    page.locator("#stop").click()
+    shown = "window.minigpt.view.live ? '' : `${document.querySelector('#tabs').dataset.run} ${document.querySelector('#status .state').innerText}`"
+    assert str(page.wait_for_function(shown).json_value()).startswith("done stopped")  # with the first view of the end
 
 
 def test_a_finished_run_is_extended_and_its_schedule_drawn_first(page: Page, server: Server, short_text: str) -> None:
@@ -377,10 +384,11 @@ def test_a_killed_program_s_run_keeps_its_checkpoints_is_shown_as_interrupted_an
     assert f"{run}/best" in {item["id"] for item in again.call("checkpoints")}
     assert again.call("generate", f"{run}/best", "", 5)
     assert not list((again.home / run).glob(".*.tmp"))
+    saved = find_checkpoint(again.home / run).step
     page = visitor(again)
     assert page.evaluate("window.minigpt.view.run") == run
     assert page.evaluate("window.minigpt.view.state") == "interrupted"
-    expect(page.locator("#status .story")).to_contain_text("Resume goes on from its last checkpoint")
+    expect(page.locator("#status .story")).to_contain_text(f"Resume goes on from step {saved:,}.")
     page.locator("#resume").click()
     page.wait_for_function("step => window.minigpt.view.live && window.minigpt.view.step > step", arg=view["step"] + 20)
     count = wait_points(page, view["step"])

@@ -163,6 +163,8 @@ def test_two_checkpoints_are_compared(shelf: Page, run: str) -> None:
     expect(shelf.locator("#differences")).to_contain_text("d_model")
     assert ["d_model", "16", "32"] in plain_cells(shelf, "differences")
     assert figure(shelf, "both-curves")["type"] == "scatter"
+    for name in ("differences", "changes"):  # as long as they are, they stay above the chart
+        assert shelf.evaluate("name => getComputedStyle(document.getElementById(name)).overflowY", name) == "auto"
 
 
 def test_the_choice_of_the_other_checkpoint_may_get_shorter_at_any_moment(shelf: Page, server: Server, run: str) -> None:
