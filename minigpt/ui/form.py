@@ -28,7 +28,7 @@ def control(name: str) -> gr.components.Component:
     value = PRESETS["quick"].config().model_dump()[name]
     info = field.description
     if name in OPTIONAL:  # the browser turns an empty number into 0
-        value, info = 0, f"{info} Here 0 means empty."
+        value, info = 0, str(info).replace("empty", "0")
     common: dict[str, Any] = {"value": value, "label": field.title, "info": info, "elem_id": f"setting-{name}", "interactive": True}
     if field.annotation not in (int, float) and name not in OPTIONAL:
         return unjudged(gr.Radio(list(get_args(field.annotation)), **common))
