@@ -214,12 +214,7 @@ print(os.environ.get("OMP_WAIT_POLICY"), Watch.seen)
 
 
 def test_the_command_line_sets_the_environment_before_anything_that_could_import_torch() -> None:
-    before = set()
-    for node in ast.walk(tree_of(PACKAGE / "__main__.py")):
-        if isinstance(node, ast.If):
-            first = node.body[0]
-            assert ast.unparse(first) == "prepare_environment()"
-    for node in tree_of(PACKAGE / "__main__.py").body:
-        if isinstance(node, ast.ImportFrom):
-            before.add(node.module)
-    assert before <= {"minigpt.system"}
+    nodes = list(ast.walk(tree_of(PACKAGE / "__main__.py")))
+    line = next(node.lineno for node in nodes if isinstance(node, ast.Call) and ast.unparse(node) == "prepare_environment()")
+    before = {ast.unparse(node) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) and node.lineno < line}
+    assert before == {"import os", "import signal", "from minigpt.system import prepare_environment"}
