@@ -109,7 +109,7 @@ step "mypy" "$VENV/bin/mypy" & # beside the tests, which leave a core free now a
 mypy=$!
 "$VENV/bin/python" tests/sizes.py
 say "== pytest"
-"$VENV/bin/python" -m pytest --rootdir=. -q -n 3 --dist worksteal tests ${selection:+-m "$selection"} "$@"
+"$VENV/bin/python" -m pytest --rootdir=. -q -n 2 --dist worksteal tests ${selection:+-m "$selection"} "$@"
 code=$?
 wait "$mypy" || [ "$status" -ne 0 ] || status=1
 if [ "$status" -eq 0 ]; then status=$code; fi
