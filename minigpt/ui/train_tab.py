@@ -65,7 +65,7 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
                 text = gr.Textbox(
                     label="Paste a text", lines=5, max_lines=8, elem_id="own-text", placeholder="At least a page; the longer, the better."
                 )
-                file = gr.File(label="or drop a text file (UTF-8), which is then taken instead", type="binary", height=150, elem_id="own-file")
+                file = gr.File(label="or drop a text file (UTF-8) instead", type="binary", height=150, elem_id="own-file")
             choices = [(form.label(name), name) for name in PRESETS]
             preset = form.unjudged(gr.Radio(choices, value=DEFAULT_PRESET, label="Run", elem_id="preset"))
             train = gr.Button("Train it", variant="primary", size="lg", elem_id="train")
