@@ -163,7 +163,8 @@ def traces(manager: RunManager, ticked: list[Any], shown: object) -> list[dict[s
     unit = here.config.tokenizer if here else "word"
     names = {run.id: run.name + ("" if run.config.tokenizer == unit else f", in {words.UNITS[run.config.tokenizer]}") for run, _ in found if run}
     drawn = [(charts.thin(charts.curves_of(run.history), OVERLAY_POINTS), names[run.id], colour) for run, colour in found if run]
-    return [trace for curves, name, colour in drawn for trace in charts.overlay(curves, html.escape(name), colour)]
+    overlaid = [trace for curves, name, colour in drawn for trace in charts.overlay(curves, html.escape(name), colour)]
+    return [{**trace, "showlegend": False} for trace in overlaid]  # four names would push the curves out of their chart: the list is the legend
 
 
 def rows(manager: RunManager, ticked: list[Any], shown: object) -> str:
