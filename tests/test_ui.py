@@ -376,6 +376,16 @@ def test_a_device_that_is_not_there_is_told_while_the_form_is_filled(monkeypatch
         assert told == f'<span class="wrong">Device is {name}; this machine has cpu: try cpu</span>'
 
 
+@pytest.mark.parametrize(
+    "control",
+    [control for control in (form.control(name) for name in form.NAMES) if isinstance(control, gr.Slider)],
+    ids=lambda control: control.elem_id,
+)
+def test_a_slider_that_gradio_made_anew_for_a_visitor_still_passes_on_what_lies_outside_its_range(control: gr.Slider) -> None:
+    anew = type(control)(**control.constructor_args, render=False)
+    assert (anew.preprocess(10**6), anew.preprocess(None)) == (10**6, None)
+
+
 def test_all_problems_of_a_form_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as refusal:
         form.checked("quick", {"d_model": 1, "dropout": 2.0, "seed": None})

@@ -39,7 +39,8 @@ def control(name: str) -> gr.components.Component:
 
 def unjudged(control: Control) -> Control:
     """Let a control pass on whatever it is given, also beyond a slider's range: what reads it judges the value, in a sentence of its own."""
-    setattr(control, "preprocess", lambda payload: payload)  # noqa: B010  on the object: gradio writes a stub file beside a module of subclasses
+    # On the class: gradio makes the object anew from it at every update of a page. A subclass would have gradio write a stub file beside its module.
+    setattr(type(control), "preprocess", lambda _, payload: payload)  # noqa: B010
     return control
 
 
