@@ -22,7 +22,7 @@ from minigpt.export import their_names
 from minigpt.header import clean, read_header
 from minigpt.inspection import inspect_safely
 from minigpt.inspection.meaning import SETTINGS, bare_name
-from minigpt.inspection.recognise import FLOATS, WEIGHTS, weights_in
+from minigpt.inspection.recognise import FLOATS, NOTHING_TAKEN, WEIGHTS, weights_in
 from minigpt.inspection.values import Values, open_values
 from minigpt.model import RMS_EPS, ROPE_THETA, FeedForward, MiniGPT, rotary_tables
 from minigpt.tokenizer import OtherTokenizer
@@ -69,6 +69,8 @@ def open_foreign(path: Path) -> Checkpoint:
     report = inspect_safely(file, scan=False)
     if odd := next((tensor for tensor in report.tensors if tensor.dtype not in FLOATS and not _NO_WEIGHT.search(tensor.name)), None):
         raise CheckpointError(f"tensor {clean(odd.name, 60)} is of {odd.dtype}; only floats can be put into a model here")
+    if unread := next((warning for warning in report.warnings if warning.endswith(NOTHING_TAKEN)), None):
+        raise CheckpointError(unread)  # what it says may be what the model computes with
     settings = report.config  # the file's own, or those of a config.json beside it
     if wrong := next((name for name, allowed in _ALLOWED.items() if settings.get(name, allowed[0]) not in allowed), None):
         raise CheckpointError(f"its setting {wrong} is {clean(settings[wrong], 40)}, which the model here does not compute")

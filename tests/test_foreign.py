@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 import types
 from collections.abc import Mapping
@@ -109,9 +110,34 @@ def test_a_look_and_the_model_take_the_same_settings_from_a_config_json(tmp_path
     assert (report.config["n_head"], report.config["dropout"]) == (8, 0.1)
     assert "further settings are those of the config.json beside it" in report.notes
     assert expect_same(tmp_path / "a.pt", model) == []
-    (tmp_path / "config.json").write_text("{")
-    assert any("config.json" in warning for warning in inspect_safely(tmp_path / "a.pt").warnings)
-    assert "assumed 2 heads, each 64 wide: the file does not say" in open_foreign(tmp_path / "a.pt").notes
+
+
+@pytest.mark.parametrize("own", [None, "conf/gpt2.yaml", {}, [1]])
+def test_a_config_json_is_also_taken_where_the_file_has_no_settings_by_name(tmp_path: Path, own: object) -> None:
+    model = gpt2(n_head=8)
+    torch.save({"model": model.state_dict(), "config": own}, tmp_path / "a.pt")
+    (tmp_path / "config.json").write_text(json.dumps({"n_head": 8}))
+    assert "settings are those of the config.json beside it" in inspect_safely(tmp_path / "a.pt").notes
+    assert expect_same(tmp_path / "a.pt", model) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "is not valid JSON"),
+        ("[1, 2]", "holds no settings by name"),
+        (json.dumps({"n_head": 8, "id2label": {str(label): "x" * 60 for label in range(1000)}}), "is larger than 64 kB"),
+    ],
+)
+def test_a_config_json_that_cannot_be_read_is_warned_of_and_no_model_is_made_without_it(tmp_path: Path, text: str, reason: str) -> None:
+    torch.save({"model": gpt2(n_head=8).state_dict()}, tmp_path / "a.pt")
+    (tmp_path / "config.json").write_text(text)
+    said = f"This file's config.json {reason}. Nothing was taken from it: mend it, or move it away."
+    report = inspect_safely(tmp_path / "a.pt")
+    assert said in report.warnings
+    assert not any("config.json" in note for note in report.notes)
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        open_foreign(tmp_path / "a.pt")
 
 
 @pytest.mark.parametrize("bias", [True, False])

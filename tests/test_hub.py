@@ -96,7 +96,7 @@ def test_two_requests_are_made_each_for_a_bounded_range_and_without_a_login(hub:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     inspect_hub("someone/tiny", hub.url)
-    assert [(path, headers["Range"]) for path, headers in hub.asked] == [(MODEL, "bytes=0-16777223"), (SETTINGS, "bytes=0-65535")]
+    assert [(path, headers["Range"]) for path, headers in hub.asked] == [(MODEL, "bytes=0-16777223"), (SETTINGS, "bytes=0-65536")]
     assert not any("Authorization" in headers or "Cookie" in headers for _, headers in hub.asked)
 
 
@@ -146,7 +146,7 @@ def test_a_config_json_that_is_no_json_becomes_a_warning(hub: Hub) -> None:
     hub.files[SETTINGS] = b'{"vocab_size": NaN}'
     report = inspect_hub("someone/tiny", hub.url)
     assert "stored" not in report.origins.values()
-    assert "This file's config.json is not valid JSON." in report.warnings
+    assert "This file's config.json is not valid JSON. Nothing was taken from it: mend it, or move it away." in report.warnings
 
 
 def test_a_config_json_at_odds_with_the_weights_becomes_a_warning(hub: Hub) -> None:

@@ -16,7 +16,8 @@ from urllib3.exceptions import HTTPError
 
 from minigpt.errors import CheckpointError
 from minigpt.header import MAX_HEADER_BYTES
-from minigpt.inspection.opening import MAX_CONFIG_BYTES, inspect_parts
+from minigpt.inspection.opening import inspect_parts
+from minigpt.inspection.recognise import MAX_CONFIG_BYTES
 from minigpt.inspection.report import Report
 from minigpt.system import is_offline
 
@@ -54,7 +55,7 @@ def _fetch_both(name: str, hub: str, files: "Future[tuple[tuple[bytes, int], byt
             weights = _fetch(session, hub, f"/{name}/resolve/main/model.safetensors", 8 + MAX_HEADER_BYTES, deadline, _has_header)
             if weights is None:
                 raise CheckpointError("This model has no model.safetensors: its weights are split into several files, or are in another format.")
-            beside = _fetch(session, hub, f"/{name}/resolve/main/config.json", MAX_CONFIG_BYTES, deadline)
+            beside = _fetch(session, hub, f"/{name}/resolve/main/config.json", MAX_CONFIG_BYTES + 1, deadline)
         files.set_result((weights, beside[0] if beside else b""))
     except Exception as error:  # noqa: BLE001  raised again where the result is waited for
         files.set_exception(error)

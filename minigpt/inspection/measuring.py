@@ -69,7 +69,8 @@ def _measured(name: str, wanted: str) -> Iterator[dict[str, object]]:
 def relative_changes(first: Path, second: Path) -> Iterator[tuple[str, float | None]]:
     """Yield ‖a − b‖ / ‖b‖ (Frobenius norms) of each tensor that both files have, in one shape and but for prefixes by one name.
 
-    It is None where a kind of number is not read. Both files are read in this process: look at each with `inspect_safely` before.
+    It is None where one of the two is not read: its kind of number, its strides, or a file cut short. Both files are read in this
+    process: look at each with `inspect_safely` before.
     """
     with open_values(first) as a, open_values(second) as b:
         partners = {bare_name(name): name for name in b.distinct}

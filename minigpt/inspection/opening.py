@@ -14,13 +14,12 @@ from minigpt.errors import CheckpointError
 from minigpt.header import Header, open_regular
 from minigpt.inspection.meaning import judge
 from minigpt.inspection.pickles import DAMAGE
-from minigpt.inspection.recognise import add_config, opened, recognise_safetensors, recognise_torch, sniff
+from minigpt.inspection.recognise import MAX_CONFIG_BYTES, add_config, opened, recognise_safetensors, recognise_torch, sniff
 from minigpt.inspection.report import Report
 from minigpt.inspection.sandbox import NO_ANSWER, limit_this_child, parsed, run_child, tell, turn
 
 SCAN_LIMIT_BYTES = MAX_REPLY_BYTES = 64 << 20  # a larger file is reported with its values not checked
 MAX_UPLOAD_MB = 64  # of a file for the page
-MAX_CONFIG_BYTES = 64 << 10  # it reaches the child as an argument
 
 
 def inspect_safely(path: Path, *, scan: bool = True) -> Report:
@@ -75,9 +74,10 @@ def _report_of(file: BinaryIO, arguments: Sequence[str]) -> Report:
 def _beside(path: Path) -> str:
     """Return the text of the config.json that lies beside weights, as the Hub keeps them, or nothing."""
     config = path.with_name("config.json")
-    if not config.is_file() or config.stat().st_size > MAX_CONFIG_BYTES:
+    if not config.is_file():
         return ""
-    return config.read_bytes().decode(errors="ignore").replace("\0", "")
+    with config.open("rb") as file:
+        return file.read(MAX_CONFIG_BYTES + 1).decode(errors="ignore").replace("\0", "")  # one more says that it is too large
 
 
 def answer(name: str, scan: str, beside: str = "") -> None:

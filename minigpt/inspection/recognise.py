@@ -32,6 +32,8 @@ from minigpt.inspection.report import TensorInfo
 from minigpt.inspection.torchfiles import TorchFile, open_legacy, open_zip
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "ckpt.pt")  # what a folder's weights are called
+MAX_CONFIG_BYTES = 64 << 10  # of a config.json, which reaches the child as an argument
+NOTHING_TAKEN = " Nothing was taken from it: mend it, or move it away."
 _OURS = "model."  # what the model's own tensors are called in a file of MiniGPT; `optim.` and `rng.` hold the rest
 _MAKERS = {"pytorch-lightning_version": "Lightning", "model_args": "nanoGPT"}  # by a key that nobody else writes
 _STATES = ("model_state_dict", "state_dict", "model", "module", "weights")
@@ -94,7 +96,7 @@ def sniff(head: bytes, name: str) -> str:
             return found
         if is_so:
             raise CheckpointError(found)
-    raise CheckpointError(f"Not a checkpoint: unknown file type{f' ({suffix})' if suffix else ''}.")
+    raise CheckpointError(f"Not a checkpoint: unknown file type{f', whatever its name says ({suffix})' if suffix else ''}.")
 
 
 def recognise_torch(opened: TorchFile, *, scan: bool) -> Contents:
@@ -218,16 +220,19 @@ def recognise_safetensors(file: BinaryIO, header: Header, *, scan: bool) -> Cont
     return contents
 
 
-def add_config(contents: Contents, text: bytes | str) -> None:
+def add_config(contents: Contents, text: str) -> None:
     """Take what the file does not say of its settings from the text of a config.json that lies beside it; one of ours says all."""
-    own = contents.facts.get("config", {})
-    if text and contents.format != "minigpt" and isinstance(own, dict):
+    if text and contents.format != "minigpt":
+        own = contents.facts.get("config")
         try:
-            found = plain(strict_json(text, "config.json"))
-            contents.facts["config"] = {**found, **own} if isinstance(found, dict) else own or found
-            contents.notes.append(f"{'further ' if own else ''}settings are those of the config.json beside it")
+            if len(text) > MAX_CONFIG_BYTES:
+                raise CheckpointError(f"This file's config.json is larger than {MAX_CONFIG_BYTES >> 10} kB.")
+            if not isinstance(found := plain(strict_json(text, "config.json")), dict):
+                raise CheckpointError("This file's config.json holds no settings by name.")
+            contents.facts["config"] = {**found, **own} if isinstance(own, dict) else found
+            contents.notes.append(f"{'further ' if own and isinstance(own, dict) else ''}settings are those of the config.json beside it")
         except CheckpointError as error:
-            contents.warnings.append(str(error))
+            contents.warnings.insert(0, f"{error}{NOTHING_TAKEN}")
 
 
 def own_prefix(header: Header) -> str:
