@@ -12,13 +12,13 @@ from torch import Tensor
 from minigpt.checkpoint import Checkpoint
 from minigpt.config import BOS, EOS, PAD, TEMPERATURE, TOP_K, UNK
 from minigpt.errors import CheckpointError
-from minigpt.header import is_text
+from minigpt.header import clean
 from minigpt.model import Cache, MiniGPT
 from minigpt.tokenizer import TextTokenizer
 
 NEVER_WRITTEN = (PAD, UNK, BOS, EOS)
 MAX_NAME = 40
-_SPEAKER = re.compile(rf"^[A-Z]{{3,{MAX_NAME - 1}}}:", re.MULTILINE)
+_BEFORE_COLON = re.compile(rf"^[^\W\d_](?:[^\W\d_]| ){{1,{MAX_NAME - 3}}}[^\W\d_]:", re.MULTILINE)
 TEXT_LOOKED_AT = 1 << 20  # characters
 SAMPLE_TOKENS = {"word": 48, "char": 180}
 SAMPLE_TIMES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # then every minute
@@ -160,7 +160,7 @@ def usual_prompt(tokenizer: TextTokenizer, text: str | None = None) -> str:
     """
     prompt = "ROMEO:"
     if text is not None and prompt not in text:
-        names = Counter(_SPEAKER.findall(text, 0, TEXT_LOOKED_AT)).most_common(1)
+        names = Counter(filter(str.isupper, _BEFORE_COLON.findall(text, 0, TEXT_LOOKED_AT))).most_common(1)
         prompt = names[0][0] if names else "\n"
     ids = tokenizer.encode(prompt)
     return prompt if ids and UNK not in ids else "\n"
@@ -173,4 +173,4 @@ def first_prompt(checkpoint: Checkpoint) -> str:
     samples = checkpoint.metadata.get("samples")
     latest = samples[-1] if isinstance(samples, list) and samples else None
     prompt = latest.get("prompt") if isinstance(latest, dict) else None
-    return prompt[:MAX_NAME] if is_text(prompt) else usual_prompt(checkpoint.tokenizer)
+    return prompt if isinstance(prompt, str) and clean(prompt, MAX_NAME, lines=True) == prompt else usual_prompt(checkpoint.tokenizer)

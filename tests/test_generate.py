@@ -172,7 +172,9 @@ def test_the_usual_prompt_is_one_the_vocabulary_can_spell(kind: Any, tiny_text: 
     for text, prompt in (
         (tiny_text, "ROMEO:"),
         ("PUCK:\nhow now\nPUCK:\nANN:\n" + tiny_text.replace("ROMEO", "PUCK")[:40], "PUCK:"),
-        (letters.replace("ROMEO", "MORE O"), "ANN:"),
+        (letters.replace("ROMEO", "Romeo"), "ANN:"),
+        (letters.replace("ROMEO", "Romeo") + "FRIAR LAWRENCE: thrice\n", "FRIAR LAWRENCE:"),
+        ("ГАМЛЕТ:\nбыть или не быть\nГАМЛЕТ:\nАнна:\nАнна:\nАнна:\n", "ГАМЛЕТ:"),
         ("small words\nand nothing else\n", "\n"),
         ("R\nO\nM\nE\n:\n", "\n"),
         ("a", "\n"),
@@ -186,7 +188,17 @@ def test_the_usual_prompt_is_one_the_vocabulary_can_spell(kind: Any, tiny_text: 
 
 @pytest.mark.parametrize(
     ("samples", "prompt"),
-    [([{"prompt": "PUCK:"}, {"prompt": "ANN:"}], "ANN:"), ([], "ROMEO:"), ([{}], "ROMEO:"), ("odd", "ROMEO:"), ([{"prompt": "\ud800"}], "ROMEO:")],
+    [
+        ([{"prompt": "PUCK:"}, {"prompt": "ANN:"}], "ANN:"),
+        ([], "ROMEO:"),
+        ([{}], "ROMEO:"),
+        ("odd", "ROMEO:"),
+        ([{"prompt": "\ud800"}], "ROMEO:"),
+        ([{"prompt": "\x1b]0;title\x07"}], "ROMEO:"),
+        ([{"prompt": "A" * 41}], "ROMEO:"),
+        ([{"prompt": "\n"}], "\n"),
+        ([{"prompt": 7}], "ROMEO:"),
+    ],
 )
 def test_a_model_writes_from_what_its_run_s_samples_began_with(samples: Any, prompt: str, made: Made) -> None:
     checkpoint = Checkpoint(*made, made[0].config, 1, None, {"samples": samples}, {})
