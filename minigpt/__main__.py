@@ -4,7 +4,9 @@ import os
 import signal
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # nothing has begun
+    usual = signal.getsignal(signal.SIGINT)
+    if usual is signal.default_int_handler:  # and not ignored, as a shell has it for what runs in the background
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # nothing has begun
 
 from minigpt.system import prepare_environment
 
@@ -12,5 +14,5 @@ if __name__ == "__main__":
     prepare_environment()
     from minigpt.cli import main
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, usual)
     raise SystemExit(main())

@@ -48,6 +48,8 @@ REDRAW_AFTER_S = 0.1
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status; every foreseen error becomes sentences on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stderr is None:  # it was closed, and no other file may get its number
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a model may write what an old console cannot show

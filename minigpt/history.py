@@ -210,7 +210,7 @@ def replay(stored: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield from ({"type": kind, "step": step, **values} for kind, step, values in sorted(rows, key=lambda row: row[1]))
     samples = stored.get("samples")
     for sample in samples if isinstance(samples, list) else ():
-        if isinstance(sample, dict) and sample.keys() >= {"step", "elapsed", "prompt", "text"}:
+        if isinstance(sample, dict) and sample.keys() >= {"step", "elapsed", "prompt", "text"} and all(_fits(*item) for item in sample.items()):
             yield {**sample, "type": "sample"}
 
 

@@ -34,7 +34,7 @@ def check_outputs(config: TransformerConfig, weights: Path | None, resumed: Path
             problems.append(f"{where}, in the run's own folder: choose a place outside of it")
         elif (other := taken.setdefault(file, name)) != name:
             problems.append(f"{where}, the same file as {other}: give each its own")
-        elif file.exists() and not (name == "weights" and _is_weights(file)):
+        elif os.path.lexists(file) and not (name == "weights" and _is_weights(file)):
             problems.append(f"{where}, which is there already and would be replaced: name a new file")
     if problems:
         raise ConfigError("\n".join(problems))

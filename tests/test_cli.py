@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -232,13 +233,30 @@ def test_a_text_that_cannot_be_read_fails_the_run_with_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")
-    for flag in ("--data-path", "--weights", "--vocab-path"):
-        assert main(["train", "--data-path", "nowhere.txt", flag, "loop"]) == 1
-        assert "cannot be read" in capsys.readouterr().err
+    assert main(["train", "--data-path", "loop"]) == 1
+    assert "the text file 'loop' cannot be read" in capsys.readouterr().err
+    for flag in ("--weights", "--vocab-path", "--checkpoint-path"):
+        assert main(["train", "--data-path", "nowhere.txt", flag, "loop"]) == 2
+        assert f"{flag[2:].replace('-', '_')} is 'loop', which is there already" in capsys.readouterr().err
     assert main(["train", "--data-path", "nowhere.txt"]) == 1
     assert capsys.readouterr().err.splitlines() == [
         "the run failed: the text file 'nowhere.txt' cannot be read (No such file or directory); give the path of a UTF-8 text file"
     ]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no shell of this kind there")
+def test_a_run_whose_error_stream_is_closed_is_trained_all_the_same(place: Place) -> None:
+    folder = place.folder / "closed"
+    command = shlex.join([*place.train("--checkpoint-dir", str(folder), *TINY)])
+    assert subprocess.run(["sh", "-c", f"{command} 2>&-"], cwd=place.folder, env=place.environment, timeout=LIMIT_S, check=False).returncode == 0
+    assert place.inspect(folder / "last.safetensors")["format"] == "minigpt"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no shell of this kind there")
+def test_a_job_that_was_started_with_ctrl_c_ignored_goes_on_ignoring_it(place: Place) -> None:
+    script = f"trap '' INT; {shlex.join(place.command('--help'))} & job=$!; while kill -INT $job; do :; done 2>&-; wait $job"
+    done = subprocess.run(["sh", "-c", script], env=place.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, "bench" in done.stdout) == (0, True)
 
 
 def test_help_lists_every_setting_and_loads_no_torch(place: Place) -> None:

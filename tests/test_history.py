@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minigpt.history import COLUMNS, MAX_POINTS, MAX_SAMPLES, SMOOTHING, History, Series, curves, read_history, to_line
+from minigpt.history import COLUMNS, MAX_POINTS, MAX_SAMPLES, SMOOTHING, History, Series, curves, read_history, replay, to_line
 
 NAMES = {"train", "smoothed", "val", "lr", "grad_norm", "tokens_per_s"}
 NAN, INF = math.nan, math.inf
@@ -410,6 +410,12 @@ def test_two_resumes_in_a_row_are_followed_in_order(tmp_path: Path) -> None:
     read = read_history(written(tmp_path / "metrics.jsonl", *lines))
     assert read.series["train"].x == [1, 2, 3, 4, 5]
     assert read.series["train"].y == [4.0] * 4 + [2.0]
+
+
+@pytest.mark.parametrize("odd", [{"step": [1]}, {"step": "x"}, {"step": None}, {"step": 10**30}, {"elapsed": "long"}, {"text": 7}])
+def test_a_stored_sample_that_cannot_be_one_is_left_out(odd: dict[str, Any]) -> None:
+    sample = {"step": 1, "elapsed": 1.0, "loss": 3.0, "prompt": "a", "text": "b"}
+    assert list(replay({"samples": [sample, {**sample, **odd}]})) == [{**sample, "type": "sample"}]
 
 
 def test_a_checkpoint_keeps_the_ends_of_a_month_of_samples_and_an_even_choice_between_them() -> None:
