@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minigpt.config import UNK, TransformerConfig
-from minigpt.corpus import Corpus, decode_text, download_shakespeare, load_corpus
+from minigpt.corpus import MAX_TEXT_BYTES, Corpus, decode_text, download_shakespeare, load_corpus
 from minigpt.errors import ConfigError, DataError, RunStopped
 from minigpt.events import Callback
 from minigpt.tokenizer import TOKENIZERS, TextTokenizer
@@ -198,7 +198,7 @@ def checked_text(text: str, config: TransformerConfig) -> str:
         DataError: it is empty, too long, binary, or too short for these settings; the message then has a number that would work.
     """
     if not text.strip():
-        raise DataError("the text is empty; paste at least a page of text, drop a file, or choose Shakespeare")
+        raise DataError(f"the text is empty; give at least a page of it, as text or as a file of at most {MAX_TEXT_BYTES >> 20} MB")
     if len(text) > MAX_TEXT:
         raise DataError(f"the text has {len(text):,} characters; at most {MAX_TEXT:,} can be read: use a part of it")
     text = decode_text(text.encode("utf-8", "replace"))

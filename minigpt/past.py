@@ -111,7 +111,7 @@ def open_run(folder: Path, config: TransformerConfig | None = None) -> Run:
     run = Run(folder, config or stored_config(folder), line.preset)
     run.name, run.started_at, run.history = line.name, line.started_at, read_history(folder / "metrics.jsonl")
     if config is None:
-        run.state, run.error, run.saved_step = line.state, line.error, line.step
+        run.state, run.error, run.saved_step = line.state, line.error, line.step if line.resumable else None
         run.max_steps = run.history.last.get("log", {}).get("max_steps", line.max_steps)  # a checkpoint may be older than the latest plan
         run.life = "past"  # the same however often the folder is read: what stands there only grows
         run.ended.set()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from minigpt.events import AnyEvent, perplexity
 from minigpt.header import clean
 from minigpt.inspection.report import Report
-from minigpt.ui.words import checkpoint_verdict, figure
+from minigpt.ui.words import checkpoint_verdict, duration, figure
 
 if TYPE_CHECKING:
     from minigpt.inspection.statistics import TensorStatistics
@@ -24,14 +24,6 @@ REASONS = {
     "early": "finished early, for lack of progress",
     "diverged": "diverged: the loss was no longer a finite number, so training ended",
 }
-
-
-def seconds(value: float) -> str:
-    """Write a duration as a person would: "9.8 s", "3 min 12 s", "2 h 5 min"."""
-    if value < 60:
-        return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
-    minutes, rest = divmod(round(value), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def moving_line(last: Mapping[str, AnyEvent], columns: int) -> str:
@@ -51,7 +43,7 @@ def moving_line(last: Mapping[str, AnyEvent], columns: int) -> str:
     words = [f"step {step:,}/{total:,}", f"loss {log['loss']:.3f}"]
     if last.get("eval", {}).get("val_loss") is not None:
         words.append(f"validation {last['eval']['val_loss']:.3f}")
-    words += [f"{log.get('tokens_per_s', 0.0):,.0f} tokens/s", seconds(last["complete"]["elapsed"]) if ended else f"{seconds(left)} left"]
+    words += [f"{log.get('tokens_per_s', 0.0):,.0f} tokens/s", duration(last["complete"]["elapsed"]) if ended else f"{duration(left)} left"]
     text = "  ".join(words)
     room = min(columns - len(text) - 5, 40)
     bar = ""
@@ -77,7 +69,7 @@ def plain_line(event: AnyEvent, last: Mapping[str, AnyEvent]) -> str | None:
     words = [f"step {event['step']:,} of {event['max_steps']:,}", f"validation loss {loss(event['val_loss'])}{part(event)}"]
     if (log := last.get("log")) is not None:
         words += [f"training loss {log['loss']:.3f}", f"{log.get('tokens_per_s', 0.0):,.0f} tokens/s"]
-    return ", ".join([*words, seconds(event["elapsed"])])
+    return ", ".join([*words, duration(event["elapsed"])])
 
 
 def part(event: AnyEvent) -> str:
@@ -105,7 +97,7 @@ def summary(last: Mapping[str, Mapping[str, Any]], files: Sequence[Path]) -> lis
         lines = ["stopped before the first step"]
     else:
         lines = [
-            f"{REASONS[end['reason']]} after {end['step']:,} of {end['max_steps']:,} steps in {seconds(end['elapsed'])}",
+            f"{REASONS[end['reason']]} after {end['step']:,} of {end['max_steps']:,} steps in {duration(end['elapsed'])}",
             f"final validation loss {loss(end['val_loss'])}{part(end)}",
             f"best validation loss {loss(end['best_val_loss'])} at step {end.get('best_step', 0):,}",
         ]

@@ -43,7 +43,7 @@ class Run:
         self.origin: Path | None = None  # the checkpoint that the run goes on from
         self.skipped = ""  # what was passed over to find it
         self.max_steps = config.max_steps
-        self.saved_step = 0  # of the checkpoint from which a run of the past can go on
+        self.saved_step: int | None = None  # of the checkpoint from which a run of the past can go on, if there is one
         self.stop = StopSignal()
         self.history = History()
         self.state: State = "preparing"

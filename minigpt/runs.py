@@ -1,7 +1,6 @@
 """Runs: the list of their folders, and the one that trains now on a thread of this process.
 
-The page and the command line are windows on what happens here; closing one changes nothing. Knows
-nothing of pages or words for people.
+The page and the command line are windows on what happens here; closing one changes nothing. Knows nothing of pages or words for people.
 """
 
 import contextlib

@@ -10,7 +10,7 @@ import tokenize
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "minigpt"
-MAX_CODE_LINES, MAX_SCRIPT_LINES = 6890, 250
+MAX_CODE_LINES, MAX_SCRIPT_LINES = 6905, 250
 NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 

@@ -150,8 +150,8 @@ def test_the_verdict_keeps_what_was_said_of_learning_by_heart() -> None:
         "finished", complete(val_loss=8.78, best_val_loss=4.5, best_step=0), {**DATA, "vocab_size": 81, "uniform_loss": 4.394}, "words"
     )
     assert told == (
-        "Done in 1 s. From 81 possible next words to about 81; best at step 0, saved. By the end it knew this text by heart, which does not help "
-        "with the part kept for validation. A longer text would help."
+        "Done in 1 s. Of the part kept for validation it never knew more than a guess among 81 words. By the end it knew this text by heart, which "
+        "does not help with the part kept for validation. A longer text would help."
     )
     assert "by heart" not in words.verdict("finished", complete(val_loss=3.4), DATA, "words")
 
@@ -1389,6 +1389,31 @@ def test_whatever_one_line_of_the_log_says_the_page_is_told_of_the_run(kind: str
         opened.state = "training"
         orjson.dumps(feed.run_view(opened, {}))
         (folder / "metrics.jsonl").unlink()
+
+
+@pytest.mark.parametrize("state", ["interrupted", "failed"])
+def test_an_ended_run_is_opened_if_something_of_it_is_saved(state: str, manager: RunManager, tiny_text: str) -> None:
+    run = manager.create(PRESETS["quick"].config(**TINY), preset="quick", text=tiny_text)
+    run.work()
+    (run.folder / "metrics.jsonl").unlink()
+    (run.folder / "state.json").write_text(json.dumps({"state": state}))
+    saved = feed.run_view(open_run(run.folder), {})
+    for path in run.folder.glob("*.safetensors"):
+        path.unlink()
+    nothing = feed.run_view(open_run(run.folder), {})
+    assert (saved["state"], saved["empty"], nothing["empty"]) == (state, False, True)
+    if state == "interrupted":
+        assert saved["story"].endswith("What it had saved is there: Resume goes on from step 12.")
+        assert nothing["story"] == "The program ended while this run was training. Nothing was saved before."
+
+
+def test_a_note_on_a_run_at_work_is_gone_with_its_end(manager: RunManager, tiny_text: str) -> None:
+    run = manager.create(PRESETS["quick"].config(**TINY), preset="quick", text=tiny_text)
+    run.note = "could not save; training goes on"
+    assert feed.run_view(run, {})["status"].endswith(run.note)
+    run.work()
+    run.note = "could not save; training goes on"
+    assert "training goes on" not in feed.run_view(run, {})["status"]
 
 
 def test_a_run_whose_folder_was_deleted_meanwhile_is_told_of_by_what_came_after(manager: RunManager, tiny_text: str) -> None:

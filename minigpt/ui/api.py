@@ -16,6 +16,7 @@ from minigpt.presets import DEFAULT_PRESET
 from minigpt.runs import RunManager
 from minigpt.ui import feed, form, shelf, train_tab
 from minigpt.ui.refusals import sentence
+from minigpt.ui.shelf import USUAL_LENGTH
 
 
 def refusal(error: MiniGPTError | OSError) -> gr.Error:
@@ -66,7 +67,7 @@ class Api:
             for item in shelf.saved(self._manager)
         ]
 
-    def generate(self, checkpoint: str, prompt: str = "", max_tokens: int = 80, temperature: float = TEMPERATURE, seed: int = 0) -> str:
+    def generate(self, checkpoint: str, prompt: str = "", max_tokens: int = USUAL_LENGTH, temperature: float = TEMPERATURE, seed: int = 0) -> str:
         """Return text written by a listed checkpoint from a prompt.
 
         Args:

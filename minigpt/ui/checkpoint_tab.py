@@ -28,12 +28,12 @@ from minigpt.inspection.opening import MAX_UPLOAD_MB
 from minigpt.runs import KINDS, RunManager
 from minigpt.ui import charts, compare, feed, pages, shelf, takeaway, words, xray, xray_charts
 from minigpt.ui.form import unjudged
-from minigpt.ui.refusals import refusing
-from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, id_of, listed, path_of, saved, written
+from minigpt.ui.refusals import refusing, warning
+from minigpt.ui.shelf import MAX_NEW_TOKENS, MAX_PROMPT, UPLOADED, USUAL_LENGTH, id_of, listed, path_of, saved, written
 from minigpt.ui.xray import SHOWN, parts_table, settings_table, table, tensors_table
 
 DETAILS = 21  # components that a chosen file fills
-USUAL_LENGTH, FIRST_TEXT_S = 80, 1.5
+FIRST_TEXT_S = 1.5
 MAX_SENT = 64 << 20  # characters that the page's script may send of a file that stays where it is
 ANY_FILE = """<label for="any-file">or look at a file of any size; its weights stay on your disk</label><input type="file" id="any-file">"""
 NO_VOCABULARY = "It holds no vocabulary: its prompt is ids of tokens, such as 1 2 3, and so is its text."
@@ -193,12 +193,12 @@ def _or_refusal(file: str, show: Callable[[], list[Any]]) -> list[Any]:
 
 def delete(manager: RunManager, chosen: str) -> list[Any]:
     """Delete a listed checkpoint and say so; an empty id is that of a visitor who changed their mind."""
-    if not chosen:
-        return [gr.skip()] * DETAILS
-    with refusing("Cannot delete"):
-        shelf.delete(manager, chosen)
-    pages.opened("")
-    return _hidden(f'<p class="line">{html.escape(chosen)} was deleted.</p>')
+    with warning("Cannot delete"):
+        if chosen:
+            shelf.delete(manager, chosen)
+            pages.opened("")
+            return _hidden(f'<p class="line">{html.escape(chosen)} was deleted.</p>')
+    return [gr.skip()] * DETAILS
 
 
 def refused(error: MiniGPTError | OSError) -> list[Any]:

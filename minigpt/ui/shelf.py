@@ -16,7 +16,7 @@ from minigpt.saved import SavedCheckpoint, describe
 from minigpt.ui import feed, words
 
 UPLOADED = "upload"
-MAX_NEW_TOKENS, MAX_PROMPT = 400, 2000
+MAX_NEW_TOKENS, USUAL_LENGTH, MAX_PROMPT = 400, 80, 2000
 LIST_COLUMNS = ["run", "kind", "step", "val. loss", "size", "saved (UTC)"]
 
 

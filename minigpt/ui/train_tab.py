@@ -101,7 +101,7 @@ def build(manager: RunManager, feed_component: gr.HTML) -> TrainTab:
     ):
         planned.then(None, link, None, js=memory.REMEMBER, api_visibility="private")
     copied = copy.click(None, link, copy, js=memory.COPY_LINK, api_visibility="private")
-    copied.then(None, None, copy, js="() => new Promise(done => setTimeout(() => done('Copy link'), 2000))", api_visibility="private")
+    copied.then(None, None, copy, js=f"() => new Promise(done => setTimeout(() => done('{copy.value}'), 2000))", api_visibility="private")
     file_text = gr.Textbox(visible=False)
     saved = save.click(_save, [preset, *controls], file_text, **QUIET)
     saved.success(None, file_text, None, js=memory.DOWNLOAD, api_visibility="private")

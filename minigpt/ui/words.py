@@ -87,13 +87,14 @@ def status(state: str, message: str, step: int, max_steps: int, seconds_left: fl
 
 
 def verdict(  # noqa: PLR0911
-    state: str, complete: Mapping[str, Any], data: Mapping[str, Any], unit: str, error: str = "", learning_rate: float = 0.0, saved_step: int = 0
+    state: str, complete: Mapping[str, Any], data: Mapping[str, Any], unit: str, error: str = "", rate: float = 0.0, saved: int | None = None
 ) -> str:
     """Say how a run ended and what that means."""
     if state == "failed":
         return f"The run could not go on: {error}"
     if state == "interrupted":
-        return f"The program ended while this run was training. What it had saved is there: Resume goes on from step {saved_step:,}."
+        there = "Nothing was saved before." if saved is None else f"What it had saved is there: Resume goes on from step {saved:,}."
+        return f"The program ended while this run was training. {there}"
     if not complete:
         return "Stopped before there was a model; nothing was saved." if state == "stopped" else ""
     took = duration(float(complete["elapsed"]))
@@ -103,10 +104,12 @@ def verdict(  # noqa: PLR0911
         known = f"{data['vocab_size']:,}" if "vocab_size" in data else "many"  # a log that lost its beginning does not say
         about = choices(min(best, data.get("uniform_loss", best)))
         learned = f"From {known} possible next {unit} to about {about}; best at step {best_step:,}, saved."
+        if best >= data.get("uniform_loss", math.inf):
+            learned = f"Of the part kept for validation it never knew more than a guess among {known} {unit}."
         if (complete.get("val_loss") or best) - best > BY_HEART:
             learned += f" By the end it knew this text by heart, which does not help with the part kept for validation. {LONGER}"
     if state == "diverged":
-        third = f"{learning_rate / 3:.2g}"
+        third = f"{rate / 3:.2g}"
         return f"The loss stopped being a number at step {step + 1:,}. The last finite weights are saved. Try a learning rate of {third}, a third."
     if complete.get("reason") == "early":
         return f"Stopped early after {took}: the validation loss no longer fell. {learned}"

@@ -271,7 +271,7 @@ def test_an_empty_text_is_refused(page: Page, server: Server) -> None:
     folders = server.folders()
     paste_text(page, "  \n ")
     page.locator("#train").click()
-    expect(toast(page)).to_contain_text("the text is empty; paste at least a page of text")
+    expect(toast(page)).to_contain_text("the text is empty; give at least a page of it, as text or as a file of at most 64 MB")
     expect(page.locator("#train")).to_be_visible()
     assert server.folders() == folders
 

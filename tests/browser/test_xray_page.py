@@ -156,6 +156,8 @@ def test_a_name_with_markup_is_text_wherever_it_is_shown(shelf: Page, server: Se
 def test_two_checkpoints_are_compared(shelf: Page, run: str) -> None:
     choose(shelf, run, "best")
     open_part(shelf, "compare-part")
+    shelf.locator("#compare").click()
+    expect(shelf.get_by_test_id("toast-body").last).to_contain_text("choose another saved checkpoint to compare with, or drop a file")
     shelf.locator("#other input").fill("example/example")
     shelf.locator("#other input").press("Enter")
     shelf.locator("#compare").click()
